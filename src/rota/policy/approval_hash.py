@@ -1,8 +1,8 @@
-"""What people approve, as one hash: the only canonicaliser there is. No I/O.
+"""The hash of what people approve; the only canonicalization. No I/O.
 
-It is made of what was submitted, as it is stored: columns that nobody writes again, and bytes as they were written, so
-neither a round trip nor a newer version of Rota changes it. Left out is what is not the submitter's: labels that begin
-with `approval_`, and the trace that it belongs to. Names of shows, folders and departments may change; their ids stay.
+Hashes the stored submission: immutable columns, and bytes as written, so neither a round trip nor a newer version of
+Rota changes the hash. Excludes data that is not the submitter's: labels that start with `approval_`, and the trace.
+Uses the ids of shows, folders and departments, because their names may change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAYER_COLUMNS: Final = (
 
 
 class NamedColumns(Protocol):
-    """A row by the names of its columns."""
+    """A row with access by column name."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -32,15 +32,15 @@ _ENCODE = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def job_hash(job: NamedColumns, layers: Sequence[NamedColumns]) -> bytes:
-    """Of a row of a job, and those of its layers in order, as approval_material.sql reads them."""
+    """Hash the row of a job and the ordered rows of its layers, as the query approval_material reads them."""
     assert layers, "a job has a layer"
     labels: dict[str, str] = msgspec.json.decode(job["labels"]) if job["labels"] else {}
-    kept = {name: value for name, value in labels.items() if not name.lower().startswith(APPROVAL_LABEL_PREFIX)}
+    user_labels = {name: value for name, value in labels.items() if not name.lower().startswith(APPROVAL_LABEL_PREFIX)}
     details: dict[str, Any] = msgspec.msgpack.decode(job["request"]) if job["request"] else {}
     details.pop("trace", None)
     columns = [_plain(job[name]) for name in JOB_COLUMNS]
-    told = [[_plain(layer[name]) for name in LAYER_COLUMNS] for layer in layers]
-    return sha256(_ENCODE([HASH_VERSION, columns, kept, details, told])).digest()
+    layer_columns = [[_plain(layer[name]) for name in LAYER_COLUMNS] for layer in layers]
+    return sha256(_ENCODE([HASH_VERSION, columns, user_labels, details, layer_columns])).digest()
 
 
 def _plain(value: Any) -> Any:

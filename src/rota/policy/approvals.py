@@ -1,13 +1,13 @@
-"""What waits for people to agree: rows of `rota.approval`, and a row for each vote.
+"""Approvals: rows of `rota.approval`, with one row per vote.
 
-What holds, and who sees to it:
-- a subject has at most one approval that is pending: a unique index;
-- the hash is that of the subject's first approval, whatever is stored later: `approvals_request.sql`;
-- each voter counts once, and votes are counted under the lock of the approval: the primary key, `approvals_lock.sql`;
-- an approval is decided once: it must be pending in the statement that decides it.
+Invariants and who enforces them:
+- A subject has at most one pending approval: a unique index.
+- The hash is that of the subject's first approval, whatever is stored later: `approvals_request`.
+- Each voter counts once, and votes are counted under the lock of the approval: the primary key, `approvals_lock`.
+- An approval is decided once: the deciding statement requires that it is pending.
 
-Whoever needs the lock of its subject as well takes that first. All of it happens in the caller's transaction: if we die
-before its commit, nothing was said.
+Lock order: subject, then approval. Everything runs in the caller's transaction: a crash before the commit changes
+nothing.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ class ApprovalStore:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def request(self, on: Transaction, wanted: Sequence[ApprovalRequest]) -> list[Approval]:
-        """Ask for these, unless their subject waits for one already; returns those that are new."""
-        if not wanted:
+    async def request(self, on: Transaction, requests: Sequence[ApprovalRequest]) -> list[Approval]:
+        """Request approvals for subjects without a pending one; returns the new approvals."""
+        if not requests:
             return []
         rows = await on.rows(
             REQUEST,
-            [each.id or uuid4() for each in wanted],
-            [each.kind for each in wanted],
-            [each.subject for each in wanted],
-            [each.show for each in wanted],
-            [each.hash for each in wanted],
-            [each.title for each in wanted],
-            [each.reason for each in wanted],
-            [each.rule for each in wanted],
-            [each.snapshot for each in wanted],
-            [max(1, each.terms.quorum) for each in wanted],
-            [msgspec.json.encode(each.terms.approvers).decode() for each in wanted],
-            [each.principal for each in wanted],
-            [each.actor for each in wanted],
-            [each.terms.expires_s for each in wanted],
+            [each.id or uuid4() for each in requests],
+            [each.kind for each in requests],
+            [each.subject for each in requests],
+            [each.show for each in requests],
+            [each.hash for each in requests],
+            [each.title for each in requests],
+            [each.reason for each in requests],
+            [each.rule for each in requests],
+            [each.snapshot for each in requests],
+            [max(1, each.terms.quorum) for each in requests],
+            [msgspec.json.encode(each.terms.approvers).decode() for each in requests],
+            [each.principal for each in requests],
+            [each.actor for each in requests],
+            [each.terms.expires_s for each in requests],
         )
         return list(await self._read(on, [row["pk_approval"] for row in rows]))
 
@@ -86,14 +86,14 @@ class ApprovalStore:
         return found[0]
 
     async def lock(self, on: Transaction, approval: UUID) -> Approval:
-        """As it is now, and stays until the transaction ends."""
+        """The current approval, locked until the transaction ends."""
         await on.rows(LOCK, approval)
         return await self.get(approval, on=on)
 
     async def latest(
         self, kind: ApprovalKind, subjects: Sequence[str], *, on: Transaction | None = None
     ) -> dict[str, Approval]:
-        """The last approval that was asked for, of each subject that has one."""
+        """The most recent approval of each subject that has one."""
         rows = await (on or self.database).rows(LATEST, kind, list(subjects))
         found = await self._read(on or self.database, [row["pk_approval"] for row in rows])
         return {each.subject: each for each in found}
@@ -107,27 +107,27 @@ class ApprovalStore:
         after: UUID | None = None,
         most: int = 100,
     ) -> list[Approval]:
-        """The oldest first; `after` is the last of the page before."""
+        """Approvals, oldest first; `after` is the last id of the previous page."""
         rows = await self.database.rows(LIST, state, kind, None if shows is None else list(shows), after, most)
         by_id = {each.id: each for each in await self._read(self.database, [row["pk_approval"] for row in rows])}
         return [by_id[row["pk_approval"]] for row in rows if row["pk_approval"] in by_id]
 
     async def vote(self, on: Transaction, approval: Approval, voter: str, reason: str, *, agrees: bool) -> Approval:
-        """Of an approval that is locked. One who voted before keeps that vote."""
+        """Record a vote on a locked approval. The first vote of a voter stays."""
         await on.run(VOTE, approval.id, voter, agrees, reason)
         failpoints.hit("approvals.after_vote")
         return await self.get(approval.id, on=on)
 
     async def decide(self, on: Transaction, approval: Approval, state: ApprovalState) -> bool:
-        """From pending to an end; False when it was not pending."""
+        """Move it from pending to a final state; False if it was not pending."""
         return bool(await on.run(DECIDE, approval.id, state.value))
 
     async def overdue(self, most: int) -> Sequence[UUID]:
-        """Pending ones whose time has passed."""
+        """Pending approvals past their expiry."""
         return [row["pk_approval"] for row in await self.database.rows(OVERDUE, most)]
 
     async def update_metrics(self) -> None:
-        """How many are pending, for whoever watches."""
+        """Update the gauge of pending approvals."""
         for row in await self.database.rows(PENDING_COUNTS):
             WAITING.labels(row["kind"]).set(row["pending"])
 
@@ -136,7 +136,7 @@ class ApprovalStore:
 
 
 def record_decision(approval: Approval, state: ApprovalState, now: datetime) -> None:
-    """Of a decision that is committed."""
+    """Update the metrics of a committed decision."""
     DECISIONS.labels(approval.kind, state.value).inc()
     LATENCY.labels(approval.kind).observe(max(0.0, (now - approval.requested_at).total_seconds()))
     if state is ApprovalState.EXPIRED:

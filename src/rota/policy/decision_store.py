@@ -1,8 +1,8 @@
-"""What the policy said, as it is kept: each distinct word once, by its digest. Jobs name theirs by number.
+"""Stored policy decisions: each distinct decision once, by its digest. Jobs refer to theirs by number.
 
-A statement that writes a word to a job looks its number up by digest, so no process remembers numbers that a database
-does not have. A word is kept before a job can name it: by itself where that can be done, else in the transaction of the
-job. Whoever dies in between leaves a word that nobody names.
+A statement that assigns a decision to a job looks its number up by digest, so no process caches numbers that a
+database does not have. A decision is stored before a job can refer to it: in a transaction of its own where possible,
+else in that of the job. A crash in between leaves an unreferenced decision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECODE = msgspec.msgpack.Decoder(PolicyDecision).decode
 
 
 class StoredDecision(msgspec.Struct, frozen=True):
-    """A word as it is kept."""
+    """An encoded decision and its digest."""
 
     digest: bytes
     told: bytes
@@ -36,38 +36,38 @@ class StoredDecision(msgspec.Struct, frozen=True):
         return _DECODE(self.told)
 
 
-def encode_decision(word: PolicyDecision) -> StoredDecision:
-    told = _ENCODE(word)
-    return StoredDecision(sha256(told).digest(), told)
+def encode_decision(decision: PolicyDecision) -> StoredDecision:
+    encoded = _ENCODE(decision)
+    return StoredDecision(sha256(encoded).digest(), encoded)
 
 
-def store_arguments(words: Iterable[StoredDecision]) -> tuple[list[bytes], list[bytes], list[int | None]]:
-    """Of words_keep.sql; in an order of their own, so that two who keep the same wait and never in a circle."""
-    distinct = sorted({each.digest: each for each in words}.values(), key=lambda each: each.digest)
+def store_arguments(decisions: Iterable[StoredDecision]) -> tuple[list[bytes], list[bytes], list[int | None]]:
+    """Arguments of words_keep, sorted by digest so that concurrent writers of the same decisions cannot deadlock."""
+    distinct = sorted({each.digest: each for each in decisions}.values(), key=lambda each: each.digest)
     limits = [budgets_of(each.decision.constraints).max_concurrent_jobs or None for each in distinct]
     return [each.digest for each in distinct], [each.told for each in distinct], limits
 
 
-async def store_decisions(on: Database | Transaction, words: Iterable[StoredDecision]) -> None:
-    arguments = store_arguments(words)
+async def store_decisions(on: Database | Transaction, decisions: Iterable[StoredDecision]) -> None:
+    arguments = store_arguments(decisions)
     if arguments[0]:
         await on.run(STORE_DECISIONS, *arguments)
 
 
 class DecisionStore:
-    """Words by number, read once each: what a number stands for never changes."""
+    """Reads decisions by number and caches them: a number never changes its meaning."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._known: dict[int, PolicyDecision] = {}
+        self._cache: dict[int, PolicyDecision] = {}
 
     async def read(self, numbers: Iterable[int | None], *, on: Transaction | None = None) -> dict[int, PolicyDecision]:
-        wanted = {number for number in numbers if number is not None}
-        missing = [number for number in wanted if number not in self._known]
+        requested = {number for number in numbers if number is not None}
+        missing = [number for number in requested if number not in self._cache]
         if missing:
-            if len(self._known) >= CACHE_MAX:
-                self._known.clear()
-                missing = sorted(wanted)
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+                missing = sorted(requested)
             for row in await (on or self.database).rows(READ_DECISIONS, missing):
-                self._known[row["word"]] = _DECODE(row["told"])
-        return {number: self._known[number] for number in wanted if number in self._known}
+                self._cache[row["word"]] = _DECODE(row["told"])
+        return {number: self._cache[number] for number in requested if number in self._cache}

@@ -1,9 +1,8 @@
-"""What PostgreSQL knows of the policy: whether servers ask one.
+"""The flag in PostgreSQL that says whether servers use a policy.
 
-Jobs also come from applications and commands that have settings of their own, which may not name a policy. So a server
-says at its start whether it asks, and while that is so `rota.job_submit` queues nothing without a word: such jobs are
-written as PENDING, and servers ask. Servers of one installation are set alike; of those that are not, the last to start
-is believed.
+Applications and commands submit jobs with settings of their own, which may name no policy. So each server sets the
+flag at its start, and while it is set `rota.job_submit` queues no job without a decision: such jobs are stored as
+PENDING and a server decides. All servers should have the same setting; if they differ, the last one to start wins.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""`when:` a condition in CEL over what is asked about a job, by the names of `rota.model.policy.decision.PolicyRequest`.
+"""`when:` a CEL condition over the fields of `rota.model.policy.decision.PolicyRequest`.
 
     when: frames > 100 && !("reviewed" in labels)
 
-What can be said is bounded when the file is read, so that no evaluation needs a clock to end it:
+The cost of an expression is bounded when the file is read, so no evaluation needs a timeout:
 
-- 2,048 bytes, brackets 24 deep, the functions listed here; `map` is not among them, so no value can grow.
-- `all`, `exists`, `exists_one` and `filter` two deep at most. Before it runs, what they could cost for this job is
-  multiplied out; beyond `STEPS_MAX` that is an error, for the same job always.
-- `matches` takes a text that stands there, checked by RE2 when the file is read and matched by RE2.
+- At most 2,048 bytes, brackets nested 24 deep, and the functions listed here; `map` is not among them, so no value can
+  grow.
+- `all`, `exists`, `exists_one` and `filter` nest at most two deep. Before evaluation their cost for this job is
+  estimated; beyond `STEPS_MAX` it is an error, always for the same job.
+- `matches` takes a string literal, which RE2 checks when the file is read and matches later.
 
-An error (a label that is not there, numbers compared with texts, no answer of yes or no) is no answer: whoever asked
-denies (`rota.policy.evaluate`). A program is compiled once per file.
+An error (a missing label, a number compared with a string, a result that is not boolean) is a `ConditionError`, and
+`rota.policy.evaluate` denies then. A program is compiled once per file.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BYTES_MAX: Final = 2048
 DEPTH_MAX: Final = 24
 MACRO_DEPTH_MAX: Final = 2
 STEPS_MAX: Final = 500_000
-"""About a tenth of a second."""
+"""About 0.1 s."""
 
 FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(PolicyRequest))
 _LISTS: Final = ("risk_tags", "requires", "labels", "tasks", "env_names")
@@ -51,49 +52,49 @@ _CALL_OF_MATCHES: Final = re.compile(r"\bmatches\s*\(\s*(?P<literal>§[0-9]+§)?
 
 
 class ConditionError(Exception):
-    """A condition that gave no yes or no; says why in half a sentence."""
+    """A condition that could not be evaluated to a boolean; the message is a phrase."""
 
 
 class Condition:
     """One compiled expression."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidInput with half a sentence for what is no condition."""
+        """Raises InvalidInput with a phrase for an invalid condition."""
         self.text = text
         bare, literals = _extract_strings(text)
         self._depth = _check_shape(text, bare)
-        self._longest = bare.count(",") + 1
+        self._literal_longest = bare.count(",") + 1
         self._program = _program(_restore_strings(_use_re2(bare, literals), literals))
         _check_names(self._program, bare)
 
-    def holds(self, facts: ConditionContext) -> bool:
-        """Raises `Unanswered` when there is no answer."""
-        if self._depth and max(facts.longest, self._longest) ** self._depth * len(self.text) > STEPS_MAX:
+    def holds(self, context: ConditionContext) -> bool:
+        """Raises ConditionError if it cannot be evaluated."""
+        if self._depth and max(context.longest, self._literal_longest) ** self._depth * len(self.text) > STEPS_MAX:
             raise ConditionError("it would take too long on lists of this length")
         try:
-            answer = self._program.execute(facts.context)
-        except Exception as error:  # noqa: BLE001 - whatever it is: no answer
+            result = self._program.execute(context.context)
+        except Exception as error:  # noqa: BLE001 - every error means: not evaluated
             raise ConditionError(_error_reason(error)) from None
-        if not isinstance(answer, bool):
+        if not isinstance(result, bool):
             raise ConditionError("it says neither true nor false")
-        return answer
+        return result
 
 
 class ConditionContext:
-    """What conditions see of one job, made when the first of them asks."""
+    """The CEL variables of one job, built on first use."""
 
-    def __init__(self, asked: PolicyRequest) -> None:
-        self._asked = asked
+    def __init__(self, request: PolicyRequest) -> None:
+        self._request = request
         self._context: cel.Context | None = None
-        self.longest = max(len(getattr(asked, name)) for name in _LISTS)
+        self.longest = max(len(getattr(request, name)) for name in _LISTS)
 
     @property
     def context(self) -> cel.Context:
         if self._context is None:
             import cel
 
-            known = {name: _to_cel(getattr(self._asked, name)) for name in FIELDS}
-            self._context = cel.Context(variables=known, functions={_MATCHES: _search_re2})
+            variables = {name: _to_cel(getattr(self._request, name)) for name in FIELDS}
+            self._context = cel.Context(variables=variables, functions={_MATCHES: _search_re2})
         return self._context
 
 
@@ -102,16 +103,16 @@ def _to_cel(value: Any) -> Any:
 
 
 def _extract_strings(text: str) -> tuple[str, list[str]]:
-    """The expression with `§n§` for its texts, which are given besides."""
+    """The expression with `§n§` for each string literal, and the literals."""
     literals: list[str] = []
 
-    def keep(found: re.Match[str]) -> str:
+    def extract(found: re.Match[str]) -> str:
         literals.append(found[0])
         return f"§{len(literals) - 1}§"
 
     if "§" in text:
         raise InvalidInput("an expression may not hold §")
-    return _STRING.sub(keep, text), literals
+    return _STRING.sub(extract, text), literals
 
 
 def _restore_strings(bare: str, literals: list[str]) -> str:
@@ -119,36 +120,36 @@ def _restore_strings(bare: str, literals: list[str]) -> str:
 
 
 def _check_shape(text: str, bare: str) -> int:
-    """How deep its loops are; InvalidInput for what is too long, too deep, or not to be."""
+    """The nesting depth of its macros; InvalidInput if it is too long, too deep or uses a forbidden construct."""
     if len(text.encode()) > BYTES_MAX:
         raise InvalidInput(f"an expression may have {BYTES_MAX} bytes at most")
     if "//" in bare:
         raise InvalidInput("an expression has no comments; write them as YAML")
     if re.search(r"\bmap\s*\(", bare):
         raise InvalidInput("`map` is not there: ask with all, exists, exists_one or filter")
-    loops: list[bool] = []
-    deepest = 0
-    for at, mark in enumerate(bare):
-        if mark in "([{":
-            loops.append(mark == "(" and bool(_MACRO.search(bare[max(0, at - 40) : at])))
-            deepest = max(deepest, sum(loops))
-        elif mark in ")]}" and loops:
-            loops.pop()
-        if len(loops) > DEPTH_MAX:
+    macro_stack: list[bool] = []
+    max_depth = 0
+    for at, char in enumerate(bare):
+        if char in "([{":
+            macro_stack.append(char == "(" and bool(_MACRO.search(bare[max(0, at - 40) : at])))
+            max_depth = max(max_depth, sum(macro_stack))
+        elif char in ")]}" and macro_stack:
+            macro_stack.pop()
+        if len(macro_stack) > DEPTH_MAX:
             raise InvalidInput(f"an expression may have brackets {DEPTH_MAX} deep at most")
-    if deepest > MACRO_DEPTH_MAX:
+    if max_depth > MACRO_DEPTH_MAX:
         raise InvalidInput(f"all, exists, exists_one and filter may stand {MACRO_DEPTH_MAX} deep at most")
-    return deepest
+    return max_depth
 
 
 def _use_re2(bare: str, literals: list[str]) -> str:
-    def checked(found: re.Match[str]) -> str:
+    def rewrite(found: re.Match[str]) -> str:
         if not found["literal"] or not found["end"]:
             raise InvalidInput("matches takes one text that stands there, such as topic.matches('^job')")
         compile_re2(_literal(literals[int(found["literal"].strip("§"))]))
         return f"{_MATCHES}({found['literal']})"
 
-    return _CALL_OF_MATCHES.sub(checked, bare)
+    return _CALL_OF_MATCHES.sub(rewrite, bare)
 
 
 def _literal(text: str) -> str:
@@ -170,7 +171,7 @@ def _program(text: str) -> cel.Program:
 
 
 def _parse_error(error: Exception) -> str:
-    """The parser draws the whole expression; its first complaint is enough."""
+    """Shorten the parser's report, which quotes the whole expression, to its first error."""
     found = re.search(r"ERROR: <input>:\d+:(\d+): ([^\n|]+)", str(error))
     return f"{found[2].strip()} at mark {found[1]}" if found else "it cannot be parsed"
 

@@ -1,7 +1,6 @@
-"""Which kernel a process asks, by its settings: one elsewhere, one of its own by the policy file, or none.
+"""Chooses the policy engine of a process by its settings: remote, local with the policy file, or none.
 
-Nothing is connected to and no file read before it is needed, except the policy file of a kernel of our own, which must
-be good at the start.
+Nothing connects or reads a file before first use, except that a local engine needs a valid policy file at the start.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from rota.policy.rate_limits import VelocityCounter
 
 
 def has_policy(settings: Settings) -> bool:
-    """Whether anybody is asked before jobs run."""
+    """Whether a policy decides before jobs run."""
     return bool(settings.safety_kernel.addr or settings.policy.file)
 
 
 def open_kernel(settings: Settings, redis: Redis | None) -> PolicyKernel | None:
-    """Its `services` are to be supervised, and it is to be closed. Raises InvalidInput for a file that is wrong."""
+    """The caller supervises its `services` and closes it. Raises InvalidInput for an invalid file."""
     if settings.safety_kernel.addr:
         from rota.policy.grpc.client import RemoteKernel
 
@@ -32,7 +31,7 @@ def open_kernel(settings: Settings, redis: Redis | None) -> PolicyKernel | None:
 
 
 def open_local_kernel(settings: Settings, redis: Redis | None) -> LocalKernel | None:
-    """One of this process, by the policy file; None where none is named."""
+    """An engine in this process with the policy file; None if no file is set."""
     file = PolicyFile.of(settings)
     if file is None:
         return None
@@ -41,7 +40,7 @@ def open_local_kernel(settings: Settings, redis: Redis | None) -> LocalKernel | 
 
 
 def effective_fail_mode(settings: Settings, kernel: Kernel | None) -> FailMode:
-    """What silence means now: as the settings say, else as the policy file does that spoke last, else closed."""
+    """What happens when the kernel does not answer: by the settings, else by the latest policy file, else closed."""
     if settings.input_policy.fail_mode is not None:
         return settings.input_policy.fail_mode
     return "open" if isinstance(kernel, PolicyKernel) and kernel.fail_mode == "open" else "closed"

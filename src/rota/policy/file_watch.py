@@ -1,11 +1,10 @@
-"""The policy file is read at start, and again when it has changed or somebody asks for it.
+"""Reads the policy file at start, and again when it changes or on request.
 
-- At start it must be good: nothing is decided by a policy that nobody has read. Later a file that cannot be read, is
-  wrong or not signed changes nothing: the old policy stays in force, the log says what is wrong, each thing once, and
-  it is looked at again at every look.
-- A policy comes into force by one assignment (`Snapshots.use`): no question sees half of it.
+- At start the file must be valid. Later an unreadable, invalid or unsigned file changes nothing: the current policy
+  stays in force, the log reports each distinct problem once, and every poll tries again.
+- A policy takes effect by one assignment (`PolicySnapshots.activate`): no request sees half of it.
 
-If we die between reading and using it, the next look does both.
+If the process dies between reading and activating, the next poll does both.
 """
 
 from __future__ import annotations
@@ -39,68 +38,68 @@ RULES = metrics.gauge("rota_policy_rules", "Rules of the policy in force.")
 
 
 class PolicyFile:
-    """Where the policy stands, and who must have signed it."""
+    """The path of the policy file, and how its signature is verified."""
 
-    def __init__(self, path: Path, seal: SignatureVerifier | None = None) -> None:
+    def __init__(self, path: Path, verifier: SignatureVerifier | None = None) -> None:
         self.path = path
-        self._seal = seal or SignatureVerifier()
+        self._verifier = verifier or SignatureVerifier()
 
     @classmethod
     def of(cls, settings: Settings) -> PolicyFile | None:
-        wanted = settings.policy
-        if not wanted.file:
+        policy = settings.policy
+        if not policy.file:
             return None
-        key, signature = (Path(name) if name else None for name in (wanted.public_key_file, wanted.signature_file))
-        return cls(Path(wanted.file), SignatureVerifier(key, signature, wanted.signature_required))
+        key, signature = (Path(name) if name else None for name in (policy.public_key_file, policy.signature_file))
+        return cls(Path(policy.file), SignatureVerifier(key, signature, policy.signature_required))
 
     def read(self, known: str = "") -> CompiledPolicy | None:
-        """None when it is still what `known` was made of. Raises InvalidInput; blocks for as long as a disk takes."""
+        """None if it still has the snapshot id `known`. Raises InvalidInput; blocks on disk I/O."""
         content = read_bytes(self.path)
         text = decode_text(content, str(self.path))
         if snapshot_id(text) == known:
             return None
-        self._seal.check(self.path, content)
+        self._verifier.check(self.path, content)
         return CompiledPolicy.of(text, str(self.path))
 
 
 class PolicyWatch:
     """`Service("policy", watch.run)`."""
 
-    def __init__(self, file: PolicyFile, every_s: float) -> None:
+    def __init__(self, file: PolicyFile, poll_interval_s: float) -> None:
         first = file.read()
         assert first is not None
         self.file = file
         self.snapshots = PolicySnapshots(first)
-        self._every_s = every_s
-        self._wrong: str | None = None
-        self._looking = asyncio.Lock()
+        self._poll_interval_s = poll_interval_s
+        self._last_error: str | None = None
+        self._reload_lock = asyncio.Lock()
         _record_loaded(first)
 
     async def run(self, life: Lifecycle) -> None:
         life.ready()
-        while await life.pause(self._every_s):
+        while await life.pause(self._poll_interval_s):
             await self.poll()
 
     async def poll(self) -> bool:
-        """Use what the file says now; whether that is something else. What is wrong is told by the log."""
+        """Activate the file if it changed; whether it did. Logs an invalid file."""
         try:
             return await self.reload()
-        except InvalidInput as wrong:
-            self._log_refused(wrong.sentence)
+        except InvalidInput as error:
+            self._log_refused(error.sentence)
             return False
 
     def _log_refused(self, sentence: str) -> None:
-        if sentence != self._wrong:
+        if sentence != self._last_error:
             log.error("policy_refused", reason=sentence, in_force=self.snapshots.current.snapshot)
-        self._wrong = sentence
+        self._last_error = sentence
 
     async def reload(self) -> bool:
-        """As `look`; raises InvalidInput for what is wrong."""
-        async with self._looking:
+        """As `poll`; raises InvalidInput for an invalid file."""
+        async with self._reload_lock:
             REFUSED.set(1)
             found = await asyncio.to_thread(self.file.read, self.snapshots.current.snapshot)
             REFUSED.set(0)
-            self._wrong = None
+            self._last_error = None
             if found is None:
                 return False
             failpoints.hit("policy.read_before_use")
@@ -109,11 +108,11 @@ class PolicyWatch:
         return True
 
     async def listen(self, database: Database, life: Lifecycle) -> None:
-        """Look as soon as somebody asks all servers to (`nudge`)."""
-        async with database.listen(CHANNEL) as told:
+        """Poll when `request_reload` notifies all servers."""
+        async with database.listen(CHANNEL) as notifications:
             life.ready()
             while not life.draining:
-                if await told.next(1.0) is not None:
+                if await notifications.next(1.0) is not None:
                     await self.poll()
 
 
@@ -124,7 +123,7 @@ def _record_loaded(policy: CompiledPolicy) -> None:
 
 
 async def request_reload(database: Database, actor: str) -> None:
-    """Every server of this installation looks at its policy file now; the trail says who wanted that."""
+    """Make every server reload its policy file now; the audit log names the actor."""
     async with database.transaction() as tx:
         await audit.append(tx, [AuditEntry(actor, "policy.reload", "policy", {})])
         await tx.run(NOTIFY_RELOAD, CHANNEL)

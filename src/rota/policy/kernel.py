@@ -1,10 +1,10 @@
-"""The safety kernel: what the policy in force says of jobs.
+"""The policy engine ("safety kernel"): decides about jobs by the policy in force.
 
-It is asked in the same process, or over gRPC (`rota.policy.grpc.service`); both are this. A batch is decided by one policy,
-that which was in force when it came, and every word names it: reading a policy anew in between changes nothing of it.
+It is called in the same process or over gRPC (`rota.policy.grpc.service`). One policy decides a whole batch, the one in
+force when the batch arrived, and every decision names it; a reload meanwhile does not affect the batch.
 
-What is not counted needs nobody else. Velocity limits need Redis; while that does not answer, those that would have
-been counted are throttled, and all others get their word.
+Only velocity limits need Redis. While Redis is unavailable, jobs that would be counted are throttled, and all others
+get their decision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNCOUNTED_REASON: Final = "velocity limits cannot be counted while Redis is away
 
 
 class PolicyExplanation(msgspec.Struct, frozen=True):
-    """What would be said of a job, and of every rule what became of it."""
+    """The decision for a job, and the status of every rule."""
 
     word: PolicyDecision
     findings: list[RuleResult]
@@ -50,45 +50,45 @@ class PolicyExplanation(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class PolicyKernel(Kernel, Protocol):
-    """What operators ask besides, of a kernel here or elsewhere. Raises Unavailable when it does not answer."""
+    """A local or remote kernel with the calls for operators. Raises Unavailable if it does not answer."""
 
     @property
     def fail_mode(self) -> str | None:
-        """What the policy file says of silence, as far as it is known here; None: nothing."""
+        """The fail mode of the policy file, as far as known; None: not set."""
         ...
 
     async def explain(self, asked: PolicyRequest, snapshot: str = "") -> PolicyExplanation:
-        """By the policy in force, or by one of the last ten. Counts nothing."""
+        """Explain by the policy in force or one of the last ten. Counts against no limit."""
         ...
 
     async def simulate(self, text: str, asked: Sequence[PolicyRequest]) -> list[PolicyDecision]:
-        """What another policy would say; InvalidInput when it is none."""
+        """The decisions of another policy; InvalidInput if it is invalid."""
         ...
 
     async def list_snapshots(self) -> list[PolicySnapshot]:
-        """The last ten policies, the one in force first."""
+        """The last ten policies, the current one first."""
         ...
 
     async def reload(self) -> bool:
-        """Look at the file now; whether it is another policy. InvalidInput when it is wrong."""
+        """Reload the file now; whether the policy changed. InvalidInput if the file is invalid."""
         ...
 
     def services(self, database: Database | None = None) -> list[Service]:
-        """What is to be supervised where it is used; with a database it hears of who wants the file looked at."""
+        """The services to supervise; with a database also the listener for reload requests."""
         ...
 
     async def close(self) -> None: ...
 
 
 class LimitCounter(Protocol):
-    async def find_exceeded(self, wanted: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]: ...
+    async def find_exceeded(self, checks: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]: ...
 
 
 class UnavailableCounter:
-    """Where no Redis is named."""
+    """The counter if no Redis is configured."""
 
-    async def find_exceeded(self, wanted: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]:
-        raise Unavailable(f"No Redis is named to count {len(wanted)} velocity limits in: set redis.url.")
+    async def find_exceeded(self, checks: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]:
+        raise Unavailable(f"No Redis is named to count {len(checks)} velocity limits in: set redis.url.")
 
 
 class LocalKernel:
@@ -103,7 +103,7 @@ class LocalKernel:
 
     @classmethod
     def from_watch(cls, watch: PolicyWatch, counter: LimitCounter | None = None) -> LocalKernel:
-        """By a file, as it is from time to time."""
+        """A kernel that follows a policy file."""
         return cls(watch.snapshots, counter, watch)
 
     @property
@@ -111,16 +111,18 @@ class LocalKernel:
         return self.snapshots.current.written.fail_mode
 
     async def check(self, questions: Sequence[PolicyRequestGroup]) -> list[PolicyDecision]:
-        """Never waits unless a velocity limit is to be counted."""
+        """Does no I/O unless a velocity limit must be counted."""
         policy = self.snapshots.current
-        rulings = [policy.evaluate(question.asked) for question in questions]
-        words = [ruling.word for ruling in rulings]
-        limited = [at for at, ruling in enumerate(rulings) if ruling.limits]
-        if limited:
-            for at, word in zip(limited, await self._apply_limits(policy, questions, rulings, limited), strict=True):
-                words[at] = word
-        _count_checks(questions, words)
-        return words
+        evaluations = [policy.evaluate(question.asked) for question in questions]
+        decisions = [evaluation.word for evaluation in evaluations]
+        limited_indexes = [index for index, evaluation in enumerate(evaluations) if evaluation.limits]
+        if limited_indexes:
+            for index, decision in zip(
+                limited_indexes, await self._apply_limits(policy, questions, evaluations, limited_indexes), strict=True
+            ):
+                decisions[index] = decision
+        _count_checks(questions, decisions)
+        return decisions
 
     async def explain(self, asked: PolicyRequest, snapshot: str = "") -> PolicyExplanation:
         policy = self.snapshots.get(snapshot) if snapshot else self.snapshots.current
@@ -139,8 +141,8 @@ class LocalKernel:
     def services(self, database: Database | None = None) -> list[Service]:
         if (watch := self._watch) is None:
             return []
-        looking = [Service("policy", watch.run)]
-        return looking if database is None else [*looking, Service("policy_nudges", partial(watch.listen, database))]
+        services = [Service("policy", watch.run)]
+        return services if database is None else [*services, Service("policy_nudges", partial(watch.listen, database))]
 
     async def close(self) -> None:
         return None
@@ -149,46 +151,52 @@ class LocalKernel:
         self,
         policy: CompiledPolicy,
         questions: Sequence[PolicyRequestGroup],
-        rulings: list[PolicyEvaluation],
-        limited: list[int],
+        evaluations: list[PolicyEvaluation],
+        limited_indexes: list[int],
     ) -> list[PolicyDecision]:
-        assert all(questions[at].jobs for at in limited), "who counts jobs must know which"
-        wanted = [VelocityCheck(rulings[at].limits, questions[at].jobs) for at in limited]
+        assert all(questions[index].jobs for index in limited_indexes), "velocity limits need job ids"
+        checks = [VelocityCheck(evaluations[index].limits, questions[index].jobs) for index in limited_indexes]
         try:
-            over = await self._counter.find_exceeded(wanted)
-        except Unavailable as away:
-            log.warning("velocity_not_counted", questions=len(limited), reason=away.sentence)
+            exceeded = await self._counter.find_exceeded(checks)
+        except Unavailable as error:
+            log.warning("velocity_not_counted", questions=len(limited_indexes), reason=error.sentence)
             return [
                 PolicyDecision(says=PolicyEffect.THROTTLE, reason=UNCOUNTED_REASON, snapshot=policy.snapshot)
-            ] * len(limited)
+            ] * len(limited_indexes)
         return [
-            _split_by_limit(rulings[at].word, questions[at].jobs, found)
-            for at, found in zip(limited, over, strict=True)
+            _split_by_limit(evaluations[index].word, questions[index].jobs, exceeded_by_job)
+            for index, exceeded_by_job in zip(limited_indexes, exceeded, strict=True)
         ]
 
 
 def _split_by_limit(
-    word: PolicyDecision, jobs: Sequence[JobId], over: Sequence[VelocityLimit | None]
+    decision: PolicyDecision, jobs: Sequence[JobId], exceeded: Sequence[VelocityLimit | None]
 ) -> PolicyDecision:
-    """One word where all jobs fare alike; else that of the first limit without a place, and the others apart."""
+    """One decision if all jobs share it; else that of the first exceeded limit, with overrides for the rest."""
     groups: dict[str, list[JobId]] = defaultdict(list)
-    words: dict[str, PolicyDecision] = {}
-    for job, limit in zip(jobs, over, strict=True):
+    decisions: dict[str, PolicyDecision] = {}
+    for job, limit in zip(jobs, exceeded, strict=True):
         name = limit.rule if limit else ""
         groups[name].append(job)
-        words[name] = limit.over if limit else word
-    # Whoever overlooks that jobs fare differently must err towards not letting them run.
-    strict = next((name for name in groups if name), "")
-    apart = tuple(DecisionOverride(frozenset(group), words[name]) for name, group in groups.items() if name != strict)
-    return msgspec.structs.replace(words.get(strict, word), apart=apart) if apart else words.get(strict, word)
+        decisions[name] = limit.over if limit else decision
+    # A client that ignores the overrides must err on the side of not running jobs.
+    strictest = next((name for name in groups if name), "")
+    apart = tuple(
+        DecisionOverride(frozenset(group), decisions[name]) for name, group in groups.items() if name != strictest
+    )
+    return (
+        msgspec.structs.replace(decisions.get(strictest, decision), apart=apart)
+        if apart
+        else decisions.get(strictest, decision)
+    )
 
 
-def _count_checks(questions: Sequence[PolicyRequestGroup], words: Sequence[PolicyDecision]) -> None:
+def _count_checks(questions: Sequence[PolicyRequestGroup], decisions: Sequence[PolicyDecision]) -> None:
     jobs: dict[PolicyEffect, int] = defaultdict(int)
-    for question, word in zip(questions, words, strict=True):
-        jobs[word.says] += len(question.jobs) or 1
-        for each in word.apart:
-            jobs[word.says] -= len(each.jobs)
+    for question, decision in zip(questions, decisions, strict=True):
+        jobs[decision.says] += len(question.jobs) or 1
+        for each in decision.apart:
+            jobs[decision.says] -= len(each.jobs)
             jobs[each.word.says] += len(each.jobs)
     for says, count in jobs.items():
         CHECKS.labels(says.value).inc(count)

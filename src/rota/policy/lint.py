@@ -1,4 +1,4 @@
-"""Whether a text is a policy, and what its author may have overlooked. No I/O."""
+"""Checks a policy text and warns of likely mistakes. No I/O."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class PolicyLintReport(msgspec.Struct, frozen=True, kw_only=True):
     default: PolicyEffect
     velocity_limits: int
     notes: list[str]
-    """What is allowed and looks like a slip."""
+    """Warnings: valid, but probably a mistake."""
 
 
 def lint_policy(text: str, source: str = "policy") -> PolicyLintReport:
-    """Raises InvalidInput with the line of the first thing that is wrong."""
+    """Raises InvalidInput with the line of the first error."""
     rules = parse(text, source).rules
     return PolicyLintReport(
         snapshot=snapshot_id(text),
@@ -33,15 +33,15 @@ def lint_policy(text: str, source: str = "policy") -> PolicyLintReport:
 
 
 def _lint_warnings(rules: PolicyRules) -> Iterator[str]:
-    every = next((rule for rule in rules.ordered if _matches_every_job(rule)), None)
-    if every is None:
+    broad = next((rule for rule in rules.ordered if _matches_every_job(rule)), None)
+    if broad is None:
         return
-    if every.says is PolicyEffect.DENY:
-        yield f"Rule {every.id} (line {every.line}) denies every job: no other rule decides anything."
+    if broad.says is PolicyEffect.DENY:
+        yield f"Rule {broad.id} (line {broad.line}) denies every job: no other rule decides anything."
         return
-    for rule in rules.ordered[rules.ordered.index(every) + 1 :]:
+    for rule in rules.ordered[rules.ordered.index(broad) + 1 :]:
         if rule.says is not PolicyEffect.DENY:
-            yield f"Rule {rule.id} (line {rule.line}) is never reached: rule {every.id} (line {every.line}) is for all."
+            yield f"Rule {rule.id} (line {rule.line}) is never reached: rule {broad.id} (line {broad.line}) is for all."
 
 
 def _matches_every_job(rule: PolicyRule) -> bool:

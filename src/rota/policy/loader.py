@@ -1,4 +1,4 @@
-"""A policy file becomes rules: every key known, every value checked, and what is wrong told with its line.
+"""Parses a policy file into rules: rejects unknown keys, checks every value, and reports errors with their line.
 
     version: 1
     default_decision: deny
@@ -8,8 +8,8 @@
         when: frames <= 1000
         decision: allow
 
-A file is read whole or not at all, so nobody sees half a policy. Sections of other rooms (`output_policy`,
-`output_rules`) are read by what stands in `SECTIONS` under their names, with the same reader and the same promises.
+A file is loaded whole or not at all. The readers in `SECTIONS` parse the sections of other modules (`output_policy`,
+`output_rules`) with the same YAML reader and the same guarantees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rota.policy.rules import LIST_FIELDS, SINGLE_FIELDS, JobMatch, PolicyDocume
 VERSIONS: Final = ("1", "v1")
 RULES_MAX: Final = 5000
 NAMES_MAX: Final = 1000
-"""Of one list in a match."""
+"""Per list in a match."""
 VELOCITY_KEYS: Final = ("show", "tenant", "topic", "capability", "actor_id", "principal", "pack_id", "folder", "dept")
 """What a velocity limit can count by, besides labels."""
 DECISIONS: Final = {
@@ -44,7 +44,7 @@ DECISIONS: Final = {
     "block": PolicyEffect.DENY,
 }
 DEFAULT_DECISIONS: Final = {
-    word: says for word, says in DECISIONS.items() if says in (PolicyEffect.ALLOW, PolicyEffect.DENY)
+    name: effect for name, effect in DECISIONS.items() if effect in (PolicyEffect.ALLOW, PolicyEffect.DENY)
 }
 FAIL_MODES: Final = {"closed": "closed", "open": "open"}
 
@@ -54,16 +54,16 @@ SECTIONS: Final[dict[str, Callable[[YamlReader, YamlNode], Any]]] = {
     "output_policy": read_section,
     "output_rules": read_rules,
 }
-"""Sections of the file that other modules read, by name."""
+"""Readers of the sections that belong to other modules, by section name."""
 
 
 def load(path: Path) -> PolicyDocument:
-    """Raises InvalidInput with file and line of the first thing that is wrong."""
+    """Raises InvalidInput with file and line of the first error."""
     return parse(read_text(path), str(path))
 
 
 def snapshot_id(text: str) -> str:
-    """A policy is known by the hash of what stands in its file."""
+    """The id of a policy: the hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -75,7 +75,7 @@ class _PolicyLoader(YamlReader):
     def document(self, node: YamlNode | None) -> PolicyDocument:
         if node is None:
             raise InvalidInput(f"{self.source}:1: the policy is empty; write at least default_decision.")
-        others = {name: _section_reader(self, read) for name, read in SECTIONS.items()}
+        section_readers = {name: _section_reader(self, read) for name, read in SECTIONS.items()}
         found = self.fields(
             node,
             "a policy",
@@ -84,14 +84,14 @@ class _PolicyLoader(YamlReader):
                 "default_decision": lambda value: self.one_of(value, "default_decision", DEFAULT_DECISIONS),
                 "rules": self._rules,
                 "input_policy": self._input_policy,
-                **others,
+                **section_readers,
             },
         )
         return PolicyDocument(
             source=self.source,
             rules=PolicyRules(found.get("rules", ()), found.get("default_decision", PolicyEffect.DENY)),
             fail_mode=found.get("input_policy", {}).get("fail_mode"),
-            sections={name: found[name] for name in others if name in found},
+            sections={name: found[name] for name in section_readers if name in found},
         )
 
     def _version(self, node: YamlNode) -> str:
@@ -107,11 +107,11 @@ class _PolicyLoader(YamlReader):
 
     def _rules(self, node: YamlNode) -> tuple[PolicyRule, ...]:
         rules = tuple(self._rule(each) for each in self.items(node, "rules", RULES_MAX))
-        seen: dict[str, PolicyRule] = {}
+        by_id: dict[str, PolicyRule] = {}
         for rule, each in zip(rules, self.items(node, "rules"), strict=True):
-            if rule.id in seen:
-                raise self.error(each, f"the rule {rule.id!r} stands in line {seen[rule.id].line} already")
-            seen[rule.id] = rule
+            if rule.id in by_id:
+                raise self.error(each, f"the rule {rule.id!r} stands in line {by_id[rule.id].line} already")
+            by_id[rule.id] = rule
         return rules
 
     def _rule(self, node: YamlNode) -> PolicyRule:
@@ -131,9 +131,9 @@ class _PolicyLoader(YamlReader):
                 "delay": lambda value: self.duration_s(value, "delay", 0.001, 86400.0),
             },
         )
-        for needed in ("id", "decision"):
-            if needed not in found:
-                raise self.error(node, f"a rule needs {needed}")
+        for key in ("id", "decision"):
+            if key not in found:
+                raise self.error(node, f"a rule needs {key}")
         self._check_fits(node, found)
         constrained = found["decision"] is PolicyEffect.ALLOW and "constraints" in found
         return PolicyRule(
@@ -151,19 +151,19 @@ class _PolicyLoader(YamlReader):
         )
 
     def _check_fits(self, node: YamlNode, found: dict[str, Any]) -> None:
-        """What makes sense with one decision only is refused with another: it would promise what nobody does."""
-        says = found["decision"]
-        allows = says in (PolicyEffect.ALLOW, PolicyEffect.ALLOW_WITH_CONSTRAINTS)
+        """Refuse keys that have no effect with the rule's decision."""
+        effect = found["decision"]
+        allows = effect in (PolicyEffect.ALLOW, PolicyEffect.ALLOW_WITH_CONSTRAINTS)
         for key, fits in (
-            ("constraints", allows or says is PolicyEffect.REQUIRE_APPROVAL),
-            ("approval", says is PolicyEffect.REQUIRE_APPROVAL),
-            ("delay", says is PolicyEffect.THROTTLE),
+            ("constraints", allows or effect is PolicyEffect.REQUIRE_APPROVAL),
+            ("approval", effect is PolicyEffect.REQUIRE_APPROVAL),
+            ("delay", effect is PolicyEffect.THROTTLE),
             ("velocity", not allows),
             ("remediations", not allows),
         ):
             if key in found and not fits:
-                raise self.error(self.key_node(node, key), f"{key} has no meaning with the decision {says.lower()}")
-        if says is PolicyEffect.ALLOW_WITH_CONSTRAINTS and "constraints" not in found:
+                raise self.error(self.key_node(node, key), f"{key} has no meaning with the decision {effect.lower()}")
+        if effect is PolicyEffect.ALLOW_WITH_CONSTRAINTS and "constraints" not in found:
             raise self.error(node, f"the rule {found['id']!r} allows with constraints and names none")
 
     def _id(self, node: YamlNode) -> str:
@@ -192,11 +192,11 @@ class _PolicyLoader(YamlReader):
         return self._parse_at(node, Condition, self.string(node, 1_000_000))
 
     def _parse_at(self, node: YamlNode, read: Callable[[str], T], text: str) -> T:
-        """With the line that whoever reads a part of it does not know."""
+        """Call `read` and add the line to its error."""
         try:
             return read(text)
-        except InvalidInput as wrong:
-            raise self.error(node, wrong.sentence) from None
+        except InvalidInput as error:
+            raise self.error(node, error.sentence) from None
 
     def _velocity(self, node: YamlNode) -> Velocity:
         def seconds(value: YamlNode) -> float:
@@ -242,9 +242,9 @@ class _PolicyLoader(YamlReader):
 
     def _budgets(self, node: YamlNode) -> PolicyBudgets:
         names = ("max_runtime_ms", "max_retries", "max_artifact_bytes", "max_concurrent_jobs")
-        least = {"max_retries": 0}
+        minimums = {"max_retries": 0}
         return PolicyBudgets(
-            **self.fields(node, "budgets", {name: _integer_reader(self, name, least.get(name, 1)) for name in names})
+            **self.fields(node, "budgets", {name: _integer_reader(self, name, minimums.get(name, 1)) for name in names})
         )
 
     def _table(self, node: YamlNode) -> dict[str, object]:
@@ -292,5 +292,5 @@ def _section_reader(reader: YamlReader, read: Callable[[YamlReader, YamlNode], A
     return lambda node: read(reader, node)
 
 
-def _integer_reader(reader: YamlReader, name: str, least: int) -> Callable[[YamlNode], int]:
-    return lambda node: reader.integer(node, name, least)
+def _integer_reader(reader: YamlReader, name: str, minimum: int) -> Callable[[YamlNode], int]:
+    return lambda node: reader.integer(node, name, minimum)

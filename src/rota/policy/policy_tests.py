@@ -1,16 +1,16 @@
-"""What a policy is meant to say, written beside it: cases, each with a job and the decision that is expected.
+"""Tests of a policy: cases, each with a job and the expected decision.
 
     cases:
       - name: renders of alpha run
         job: {show: alpha, topic: job.render.beauty, frames: 100}
         expect: allow
         rule: renders
-      - name: nobody empties a bucket
+      - name: deny emptying a bucket
         submission: {show: alpha, topic: job.clean, layers: [{argv: [s3, rm, -r]}], risk_tags: [destructive]}
         expect: deny
 
-`job` names what rules look at (`rota.model.policy.decision.PolicyRequest`), `submission` is a whole one as it is submitted. A velocity
-limit counts nothing here: every case is the first of its kind.
+`job` holds fields of `rota.model.policy.decision.PolicyRequest`, `submission` a whole submission. Velocity limits do
+not count here: every case is treated as the first job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PolicyTestCase(msgspec.Struct, frozen=True):
 
 
 class PolicyTestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case."""
+    """The result of a case."""
 
     name: str
     line: int
@@ -63,26 +63,26 @@ class PolicyTestReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_cases(policy: str, cases: str, source: str = "policy", cases_source: str = "cases") -> PolicyTestReport:
-    """Raises InvalidInput for a file that is wrong."""
+    """Raises InvalidInput for an invalid file."""
     rules = CompiledPolicy.of(policy, source)
-    ends = [_run_case(rules, case) for case in read_cases(cases, cases_source)]
-    passed = sum(end.passed for end in ends)
-    return PolicyTestReport(snapshot=rules.snapshot, passed=passed, failed=len(ends) - passed, cases=ends)
+    results = [_run_case(rules, case) for case in read_cases(cases, cases_source)]
+    passed = sum(result.passed for result in results)
+    return PolicyTestReport(snapshot=rules.snapshot, passed=passed, failed=len(results) - passed, cases=results)
 
 
 def _run_case(policy: CompiledPolicy, case: PolicyTestCase) -> PolicyTestResult:
-    word = policy.evaluate(case.asked).word
-    meets = word.says is case.expect or (
-        case.expect is PolicyEffect.ALLOW and word.says is PolicyEffect.ALLOW_WITH_CONSTRAINTS
+    decision = policy.evaluate(case.asked).word
+    as_expected = decision.says is case.expect or (
+        case.expect is PolicyEffect.ALLOW and decision.says is PolicyEffect.ALLOW_WITH_CONSTRAINTS
     )
     return PolicyTestResult(
         name=case.name,
         line=case.line,
-        passed=meets and case.rule in (None, word.rule),
+        passed=as_expected and case.rule in (None, decision.rule),
         expected=case.expect if case.rule is None else f"{case.expect} by {case.rule}",
-        said=word.says,
-        rule=word.rule,
-        reason=word.reason,
+        said=decision.says,
+        rule=decision.rule,
+        reason=decision.reason,
     )
 
 
@@ -112,23 +112,23 @@ class _PolicyTestReader(YamlReader):
         )
         if "expect" not in found or ("job" in found) == ("submission" in found):
             raise self.error(node, "a case needs expect, and either job or submission")
-        asked = found.get("job") or found["submission"]
-        name = found.get("name") or f"{asked.topic} of {asked.show}"
-        return PolicyTestCase(name, node.line, asked, found["expect"], found.get("rule"))
+        request = found.get("job") or found["submission"]
+        name = found.get("name") or f"{request.topic} of {request.show}"
+        return PolicyTestCase(name, node.line, request, found["expect"], found.get("rule"))
 
     def _job(self, node: YamlNode) -> PolicyRequest:
-        given = self.fields(node, "a job", dict.fromkeys(REQUEST_FIELDS, self.to_builtins))
-        return self._convert(node, {"show": "default", "topic": "default", **given}, PolicyRequest)
+        fields = self.fields(node, "a job", dict.fromkeys(REQUEST_FIELDS, self.to_builtins))
+        return self._convert(node, {"show": "default", "topic": "default", **fields}, PolicyRequest)
 
     def _submission(self, node: YamlNode) -> PolicyRequest:
-        given = self._convert(node, self.to_builtins(node), Submission)
+        submission = self._convert(node, self.to_builtins(node), Submission)
         try:
-            return request_of_input(input_of_submission(validate_submission(given, may_be_critical=True)))
-        except InvalidInput as wrong:
-            raise self.error(node, wrong.sentence) from None
+            return request_of_input(input_of_submission(validate_submission(submission, may_be_critical=True)))
+        except InvalidInput as error:
+            raise self.error(node, error.sentence) from None
 
-    def _convert(self, node: YamlNode, given: object, into: type[T]) -> T:
+    def _convert(self, node: YamlNode, value: object, into: type[T]) -> T:
         try:
-            return msgspec.convert(given, into)
-        except msgspec.ValidationError as wrong:
-            raise self.error(node, str(wrong).replace(" - at `$", " at `")) from None
+            return msgspec.convert(value, into)
+        except msgspec.ValidationError as error:
+            raise self.error(node, str(error).replace(" - at `$", " at `")) from None

@@ -1,20 +1,20 @@
 -- name: approvals_decide
--- Approval $1 from pending to $2.
+-- Move approval $1 from pending to $2.
 UPDATE rota.approval SET state = $2::text, ts_decided = clock_timestamp()
 WHERE pk_approval = $1::uuid AND (state = 'pending' OR $2 = 'stale')
 
 -- name: approvals_depth
--- How many approvals are pending, by kind.
+-- The number of pending approvals by kind.
 SELECT k.kind, (SELECT count(*) FROM rota.approval a WHERE a.state = 'pending' AND a.kind = k.kind) AS pending
 FROM unnest(ARRAY['job', 'step']) AS k (kind)
 
 -- name: approvals_due
--- Approvals that nobody gave in time, the oldest first; at most $1.
+-- Pending approvals past their expiry, oldest first; at most $1.
 SELECT pk_approval FROM rota.approval WHERE state = 'pending' AND ts_expires <= clock_timestamp()
 ORDER BY ts_expires LIMIT $1::integer
 
 -- name: approvals_forget
--- Remove approvals that were decided before $1, at most $2.
+-- Delete approvals decided before $1, at most $2.
 DELETE FROM rota.approval WHERE pk_approval IN (
   SELECT a.pk_approval FROM rota.approval a
   WHERE a.state <> 'pending' AND a.ts_decided < $1::timestamptz LIMIT $2::integer)
@@ -25,7 +25,7 @@ SELECT DISTINCT ON (subject) pk_approval FROM rota.approval WHERE kind = $1::tex
 ORDER BY subject, ts_requested DESC
 
 -- name: approvals_list
--- Approvals in state $1, of kind $2 and of shows $3 (null: any), behind the one $4, the oldest first; at most $5.
+-- Approvals in state $1, of kind $2 and of shows $3 (NULL: any), after approval $4, oldest first; at most $5.
 SELECT a.pk_approval FROM rota.approval a
 WHERE ($1::text IS NULL OR a.state = $1) AND ($2::text IS NULL OR a.kind = $2)
   AND ($3::uuid[] IS NULL OR a.pk_show = ANY ($3))
@@ -34,7 +34,7 @@ WHERE ($1::text IS NULL OR a.state = $1) AND ($2::text IS NULL OR a.kind = $2)
 ORDER BY a.ts_requested, a.pk_approval LIMIT $5::integer
 
 -- name: approvals_lock
--- Keep others from deciding approval $1 until the transaction ends.
+-- Lock approval $1 until the transaction ends.
 SELECT pk_approval FROM rota.approval WHERE pk_approval = $1::uuid FOR UPDATE
 
 -- name: approvals_read
@@ -49,7 +49,7 @@ SELECT a.pk_approval AS id, a.kind, a.subject, coalesce(s.str_name, a.pk_show::t
 FROM rota.approval a LEFT JOIN rota.show s USING (pk_show) WHERE a.pk_approval = ANY ($1::uuid[])
 
 -- name: approvals_request
--- Ask for approvals; one is left out whose subject waits already. The hash of a subject is that of its first approval.
+-- Request approvals, except for subjects with a pending one. The hash of a subject is that of its first approval.
 INSERT INTO rota.approval (pk_approval, kind, subject, pk_show, hash, title, reason, rule, snapshot, quorum, approvers,
                            principal, actor, ts_expires)
 SELECT g.id, g.kind, g.subject, g.show,
@@ -64,12 +64,12 @@ ON CONFLICT (kind, subject) WHERE state = 'pending' DO NOTHING
 RETURNING pk_approval
 
 -- name: approvals_vote
--- A vote on approval $1 by $2, who agrees or not, $3, for the reason $4; a vote that is there stays.
+-- Record a vote on approval $1 by voter $2: agrees $3, reason $4. An existing vote stays.
 INSERT INTO rota.approval_vote (pk_approval, voter, agrees, reason) VALUES ($1::uuid, $2::text, $3::boolean, $4::text)
 ON CONFLICT DO NOTHING
 
 -- name: words_keep
--- Keep words by their digests $1; those that are there stay as they are. $3: how many jobs of a show they let run at a time.
+-- Store decisions by their digests $1; existing rows stay. $3: the number of concurrent jobs of a show that each allows.
 INSERT INTO rota.policy_word (digest, told, jobs_max)
 SELECT given.digest, given.told, given.jobs_max
 FROM unnest($1::bytea[], $2::bytea[], $3::integer[]) AS given (digest, told, jobs_max)
@@ -78,13 +78,13 @@ ORDER BY given.digest
 ON CONFLICT DO NOTHING
 
 -- name: words_read
--- The words of these numbers.
+-- The decisions with the numbers $1.
 SELECT word, told FROM rota.policy_word WHERE word = ANY ($1::integer[])
 
 -- name: guard_set
--- Say whether servers ask a policy before jobs run.
+-- Set whether servers evaluate a policy before jobs run.
 UPDATE rota.policy_guard SET asks = $1::boolean WHERE asks <> $1::boolean
 
 -- name: nudge
--- Tell every server to look at its policy file.
+-- Notify every server to reload its policy file.
 SELECT pg_notify($1, 'look')

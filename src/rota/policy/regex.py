@@ -1,4 +1,4 @@
-"""Regular expressions of operators: RE2 alone, with a bound on what one may take, so that none can take long."""
+"""Regular expressions of operators: RE2 only, with a memory bound, so that none can be slow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rota.model.errors import InvalidInput
 
 PATTERN_MAX: Final = 1000
 PATTERN_MEMORY: Final = 256 * 1024
-"""Bytes of the compiled program; RE2 refuses what needs more, such as (a{1,999}){1,999}."""
+"""Size limit of the compiled program in bytes; RE2 refuses larger ones, such as (a{1,999}){1,999}."""
 
 
 @lru_cache(maxsize=4096)
 def compile_re2(text: str) -> Any:
-    """Ready to search with; raises InvalidInput with half a sentence, which whoever knows the line completes."""
+    """The compiled pattern. Raises InvalidInput with a phrase; the caller adds the line."""
     import re2  # type: ignore[import-untyped]  # ships no types
 
     if len(text) > PATTERN_MAX:
@@ -25,6 +25,6 @@ def compile_re2(text: str) -> Any:
     try:
         return re2.compile(text, options)
     except re2.error as error:
-        told = error.args[0] if error.args else b""
-        why = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+        message = error.args[0] if error.args else b""
+        why = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
         raise InvalidInput(f"RE2 does not take the pattern {text[:60]!r}: {why[:80]}") from None

@@ -1,7 +1,7 @@
-"""What the policy is asked about jobs: of a plan that is about to be written, and of a job that is stored, the same.
+"""Builds policy requests, the same from a validated submission and from a stored job.
 
-Both come down to the columns of a job (`Seen`), and one function reads them. Jobs that are alike in all that rules look
-at become one question; those that share a plan are not even looked at one by one. No I/O.
+Both are reduced to the columns of a job (`PolicyInput`), which one function reads. Jobs that are identical in
+everything that rules see become one request; jobs that share a template are not even inspected one by one. No I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rota.model.policy.decision import PolicyDecision, PolicyRequest, PolicyRequ
 
 CACHE_MAX: Final = 1024
 CACHED_BYTES_MAX: Final = 4096
-"""Longer descriptions of work are read anew each time."""
+"""Longer work descriptions are not cached."""
 
 T = TypeVar("T")
 
@@ -32,14 +32,14 @@ _WORK = msgspec.msgpack.Decoder(Work).decode
 class PolicyInputLayer(NamedTuple):
     work: bytes
     requires: tuple[str, ...]
-    """Those of its job included."""
+    """Including those of its job."""
     frames: int
     input_bytes: int
-    """Items included."""
+    """Including items."""
 
 
 class PolicyInput(NamedTuple):
-    """A job in its columns."""
+    """The columns of a job that rules see."""
 
     show: str
     folder: str
@@ -47,7 +47,7 @@ class PolicyInput(NamedTuple):
     topic: str
     priority: int
     labels: str | None
-    """As JSON."""
+    """JSON."""
     details: bytes | None
     workflow_id: str | None
     layers: tuple[PolicyInputLayer, ...]
@@ -57,21 +57,25 @@ class GroupedQuestions(NamedTuple):
     questions: list[PolicyRequestGroup]
     jobs: Sequence[JobId]
     places: list[int]
-    """Of each job: which question is about it."""
+    """For each job the index of its question."""
 
-    def map_jobs(self, words: Sequence[PolicyDecision], decided: Callable[[PolicyDecision], T]) -> list[T]:
-        """What the words come to for each job; looked at once for all that a word is the same for."""
-        plain = [decided(replace(word, apart=()) if word.apart else word) for word in words]
-        if not any(word.apart for word in words):
-            return [plain[place] for place in self.places]
+    def map_jobs(self, decisions: Sequence[PolicyDecision], decided: Callable[[PolicyDecision], T]) -> list[T]:
+        """`decided` of each job's decision; called once per distinct decision."""
+        plain = [decided(replace(decision, apart=()) if decision.apart else decision) for decision in decisions]
+        if not any(decision.apart for decision in decisions):
+            return [plain[index] for index in self.places]
         apart = {
-            job: told for word in words for each in word.apart for told in [decided(each.word)] for job in each.jobs
+            job: result
+            for decision in decisions
+            for each in decision.apart
+            for result in [decided(each.word)]
+            for job in each.jobs
         }
-        return [apart.get(job, plain[place]) for job, place in zip(self.jobs, self.places, strict=True)]
+        return [apart.get(job, plain[index]) for job, index in zip(self.jobs, self.places, strict=True)]
 
 
 class _PolicyDetails(msgspec.Struct, frozen=True):
-    """As much of `rota.model.jobs.submission.SubmissionDetails` as rules see."""
+    """The part of `rota.model.jobs.submission.SubmissionDetails` that rules see."""
 
     budget: Budget | None = None
     requires: tuple[str, ...] = ()
@@ -97,46 +101,46 @@ _LABELS = msgspec.json.Decoder(dict[str, str]).decode
 _NO_DETAILS: Final = _PolicyDetails()
 
 
-def request_of_input(seen: PolicyInput) -> PolicyRequest:
-    details = _DETAILS(seen.details) if seen.details is not None else _NO_DETAILS
-    works = [_summarize_work(layer.work) for layer in seen.layers]
+def request_of_input(job: PolicyInput) -> PolicyRequest:
+    details = _DETAILS(job.details) if job.details is not None else _NO_DETAILS
+    works = [_summarize_work(layer.work) for layer in job.layers]
     return PolicyRequest(
-        show=seen.show,
-        topic=seen.topic,
-        priority=seen.priority,
-        folder=seen.folder,
-        dept=seen.dept,
+        show=job.show,
+        topic=job.topic,
+        priority=job.priority,
+        folder=job.folder,
+        dept=job.dept,
         capability=details.capability,
         risk_tags=details.risk_tags,
-        requires=_union(layer.requires for layer in seen.layers),
-        labels=_LABELS(seen.labels) if seen.labels else {},
+        requires=_union(layer.requires for layer in job.layers),
+        labels=_LABELS(job.labels) if job.labels else {},
         actor_id=details.actor_id,
         actor_type=details.actor_type,
         tenant=details.tenant,
         principal=details.principal,
         pack_id=details.pack_id,
         adapter_id=details.adapter_id,
-        workflow_id=seen.workflow_id or "",
+        workflow_id=job.workflow_id or "",
         tasks=tuple(dict.fromkeys(work.task for work in works)),
         env_names=_union(work.env_names for work in works),
-        frames=sum(layer.frames for layer in seen.layers),
+        frames=sum(layer.frames for layer in job.layers),
         cores=max(work.cores for work in works) / 100,
         gpus=max(work.gpus for work in works),
-        input_bytes=sum(layer.input_bytes for layer in seen.layers),
+        input_bytes=sum(layer.input_bytes for layer in job.layers),
         deadline_ms=details.budget.deadline_ms if details.budget is not None else 0,
     )
 
 
-def input_of_submission(plan: ValidatedSubmission) -> PolicyInput:
+def input_of_submission(submission: ValidatedSubmission) -> PolicyInput:
     return PolicyInput(
-        plan.show,
-        plan.folder,
-        plan.dept,
-        plan.topic,
-        plan.priority,
-        plan.labels,
-        plan.details,
-        plan.workflow_id,
+        submission.show,
+        submission.folder,
+        submission.dept,
+        submission.topic,
+        submission.priority,
+        submission.labels,
+        submission.details,
+        submission.workflow_id,
         tuple(
             PolicyInputLayer(
                 layer.work,
@@ -144,75 +148,80 @@ def input_of_submission(plan: ValidatedSubmission) -> PolicyInput:
                 layer.frames.count,
                 len(layer.input or b"") + sum(map(len, layer.items)),
             )
-            for layer in plan.layers
+            for layer in submission.layers
         ),
     )
 
 
 class PolicyRequestBuilder:
-    """Makes questions, and remembers what plans that stand for many were read as."""
+    """Groups submissions into questions, and caches the requests of shared templates."""
 
     def __init__(self) -> None:
         self._shared: dict[int, tuple[ValidatedSubmission, PolicyRequest]] = {}
-        """By the id of the plan, which is kept so that no other has it."""
+        """By id() of the template, which is kept alive so that no other object gets that id."""
 
-    def group_submissions(self, jobs: Sequence[JobId], plans: Sequence[ValidatedSubmission]) -> GroupedQuestions:
-        collected = _DistinctRequests()
-        alike: dict[tuple[int, int, str | None], int] = {}
+    def group_submissions(self, jobs: Sequence[JobId], submissions: Sequence[ValidatedSubmission]) -> GroupedQuestions:
+        distinct = _DistinctRequests()
+        by_template: dict[tuple[int, int, str | None], int] = {}
         places = []
-        for plan in plans:
-            if plan.like is None:
-                places.append(collected.index_of(input_of_submission(plan)))
+        for submission in submissions:
+            if submission.like is None:
+                places.append(distinct.index_of(input_of_submission(submission)))
                 continue
-            size = len(plan.layers[0].input or b"")
-            kind = id(plan.like), size, plan.workflow_id
-            place = alike.get(kind)
-            if place is None:
-                asked = replace(self._shared_request(plan.like), input_bytes=size, workflow_id=plan.workflow_id or "")
-                place = alike[kind] = collected.add(asked)
-            places.append(place)
-        return collected.group_jobs(jobs, places)
+            size = len(submission.layers[0].input or b"")
+            kind = id(submission.like), size, submission.workflow_id
+            index = by_template.get(kind)
+            if index is None:
+                request = replace(
+                    self._shared_request(submission.like), input_bytes=size, workflow_id=submission.workflow_id or ""
+                )
+                index = by_template[kind] = distinct.add(request)
+            places.append(index)
+        return distinct.group_jobs(jobs, places)
 
-    def _shared_request(self, plan: ValidatedSubmission) -> PolicyRequest:
-        known = self._shared.get(id(plan))
-        if known is None:
+    def _shared_request(self, submission: ValidatedSubmission) -> PolicyRequest:
+        cached = self._shared.get(id(submission))
+        if cached is None:
             if len(self._shared) >= CACHE_MAX:
                 self._shared.clear()
-            known = self._shared[id(plan)] = plan, request_of_input(input_of_submission(plan))
-        return known[1]
+            cached = self._shared[id(submission)] = submission, request_of_input(input_of_submission(submission))
+        return cached[1]
 
 
-def group_stored_jobs(jobs: Sequence[JobId], seen: Sequence[PolicyInput]) -> GroupedQuestions:
-    """Of jobs that are stored."""
-    collected = _DistinctRequests()
-    return collected.group_jobs(jobs, [collected.index_of(each) for each in seen])
+def group_stored_jobs(jobs: Sequence[JobId], inputs: Sequence[PolicyInput]) -> GroupedQuestions:
+    """Group stored jobs."""
+    distinct = _DistinctRequests()
+    return distinct.group_jobs(jobs, [distinct.index_of(each) for each in inputs])
 
 
 class _DistinctRequests:
-    """Distinct questions, in the order in which they came up."""
+    """Distinct requests in order of first appearance."""
 
     def __init__(self) -> None:
-        self._asked: list[PolicyRequest] = []
+        self._requests: list[PolicyRequest] = []
         self._by_bytes: dict[bytes, int] = {}
         self._by_columns: dict[PolicyInput, int] = {}
 
-    def index_of(self, seen: PolicyInput) -> int:
-        place = self._by_columns.get(seen)
-        if place is None:
-            place = self._by_columns[seen] = self.add(request_of_input(seen))
-        return place
+    def index_of(self, job: PolicyInput) -> int:
+        index = self._by_columns.get(job)
+        if index is None:
+            index = self._by_columns[job] = self.add(request_of_input(job))
+        return index
 
-    def add(self, asked: PolicyRequest) -> int:
-        place = self._by_bytes.setdefault(_ENCODE(asked), len(self._asked))
-        if place == len(self._asked):
-            self._asked.append(asked)
-        return place
+    def add(self, request: PolicyRequest) -> int:
+        index = self._by_bytes.setdefault(_ENCODE(request), len(self._requests))
+        if index == len(self._requests):
+            self._requests.append(request)
+        return index
 
     def group_jobs(self, jobs: Sequence[JobId], places: list[int]) -> GroupedQuestions:
-        of: list[list[JobId]] = [[] for _ in self._asked]
-        for job, place in zip(jobs, places, strict=True):
-            of[place].append(job)
-        questions = [PolicyRequestGroup(asked, tuple(each)) for asked, each in zip(self._asked, of, strict=True)]
+        jobs_by_request: list[list[JobId]] = [[] for _ in self._requests]
+        for job, index in zip(jobs, places, strict=True):
+            jobs_by_request[index].append(job)
+        questions = [
+            PolicyRequestGroup(request, tuple(each))
+            for request, each in zip(self._requests, jobs_by_request, strict=True)
+        ]
         return GroupedQuestions(questions, jobs, places)
 
 
@@ -221,12 +230,12 @@ def _summarize_work(work: bytes) -> _WorkSummary:
 
 
 def _parse_work(work: bytes) -> _WorkSummary:
-    read = _WORK(work)
-    return _WorkSummary(read.task or read.argv[0], tuple(sorted(read.env)), read.cores, read.gpus)
+    decoded = _WORK(work)
+    return _WorkSummary(decoded.task or decoded.argv[0], tuple(sorted(decoded.env)), decoded.cores, decoded.gpus)
 
 
 _parse_work_cached = lru_cache(maxsize=CACHE_MAX)(_parse_work)
 
 
-def _union(many: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(sorted({each for some in many for each in some}))
+def _union(tuples: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({item for items in tuples for item in items}))

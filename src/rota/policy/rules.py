@@ -1,7 +1,7 @@
-"""A rule: for which jobs it is, and what it says of them. Data, and how it is compared; no I/O.
+"""A policy rule: which jobs it matches and its decision. Data and matching; no I/O.
 
-A rule is for a job when every part of its `match` is, and then its `when` holds. Parts that are lists are met by one of
-their entries, except `requires` and `labels`, of which every one must be there.
+A rule matches a job when every part of its `match` does and its `when` holds. A list matches if one of its entries
+does, except `requires` and `labels`, where all entries must.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from rota.policy.globs import GlobSet
 MatchPart = tuple[str, Callable[[PolicyRequest], bool]]
 
 SINGLE_FIELDS: Final[Mapping[str, Callable[[PolicyRequest], str]]] = {
-    "shows": lambda asked: asked.show,
-    "tenants": lambda asked: asked.tenant or asked.show,
-    "topics": lambda asked: asked.topic,
-    "capabilities": lambda asked: asked.capability,
-    "actor_ids": lambda asked: asked.actor_id,
-    "actor_types": lambda asked: asked.actor_type,
-    "principals": lambda asked: asked.principal,
-    "pack_ids": lambda asked: asked.pack_id,
-    "adapter_ids": lambda asked: asked.adapter_id,
-    "workflow_ids": lambda asked: asked.workflow_id,
-    "folders": lambda asked: asked.folder,
-    "depts": lambda asked: asked.dept,
+    "shows": lambda request: request.show,
+    "tenants": lambda request: request.tenant or request.show,
+    "topics": lambda request: request.topic,
+    "capabilities": lambda request: request.capability,
+    "actor_ids": lambda request: request.actor_id,
+    "actor_types": lambda request: request.actor_type,
+    "principals": lambda request: request.principal,
+    "pack_ids": lambda request: request.pack_id,
+    "adapter_ids": lambda request: request.adapter_id,
+    "workflow_ids": lambda request: request.workflow_id,
+    "folders": lambda request: request.folder,
+    "depts": lambda request: request.dept,
 }
-"""Parts that look at one word of a job; a word that it does not have is the empty one."""
+"""Parts that match a single field of a job; a missing field is the empty string."""
 LIST_FIELDS: Final[Mapping[str, Callable[[PolicyRequest], tuple[str, ...]]]] = {
-    "risk_tags": lambda asked: asked.risk_tags,
-    "tasks": lambda asked: asked.tasks,
-    "env_names": lambda asked: asked.env_names,
+    "risk_tags": lambda request: request.risk_tags,
+    "tasks": lambda request: request.tasks,
+    "env_names": lambda request: request.env_names,
 }
-"""Parts that look at a list: one of the job's words must be among those listed."""
+"""Parts that match a list field: one of the job's values must match."""
 
 
 class JobMatch:
-    """What `match:` says, cheapest part first."""
+    """A compiled `match:`, cheapest part first."""
 
     def __init__(self, names: Mapping[str, GlobSet], labels: Mapping[str, GlobSet], requires: tuple[str, ...]) -> None:
         self.names = dict(names)
@@ -56,48 +56,52 @@ class JobMatch:
         self.parts: tuple[MatchPart, ...] = tuple(
             [(part, _match_field(SINGLE_FIELDS[part], names[part])) for part in SINGLE_FIELDS if part in names]
             + [(part, _match_list(LIST_FIELDS[part], names[part])) for part in LIST_FIELDS if part in names]
-            + ([("requires", lambda asked: wanted.issubset(asked.requires))] if (wanted := frozenset(requires)) else [])
+            + (
+                [("requires", lambda request: required.issubset(request.requires))]
+                if (required := frozenset(requires))
+                else []
+            )
             + [(f"labels.{name}", _match_label(name, values)) for name, values in labels.items()]
         )
 
-    def first_mismatch(self, asked: PolicyRequest) -> str:
-        """The first part that does not fit; empty: all do."""
+    def first_mismatch(self, request: PolicyRequest) -> str:
+        """The first part that does not match; empty if all do."""
         for part, fits in self.parts:
-            if not fits(asked):
+            if not fits(request):
                 return part
         return ""
 
 
-def _match_field(word: Callable[[PolicyRequest], str], names: GlobSet) -> Callable[[PolicyRequest], bool]:
-    return lambda asked: names.matches(word(asked))
+def _match_field(field: Callable[[PolicyRequest], str], names: GlobSet) -> Callable[[PolicyRequest], bool]:
+    return lambda request: names.matches(field(request))
 
 
-def _match_list(words: Callable[[PolicyRequest], tuple[str, ...]], names: GlobSet) -> Callable[[PolicyRequest], bool]:
-    return lambda asked: names.matches_any(words(asked))
+def _match_list(fields: Callable[[PolicyRequest], tuple[str, ...]], names: GlobSet) -> Callable[[PolicyRequest], bool]:
+    return lambda request: names.matches_any(fields(request))
 
 
 def _match_label(name: str, values: GlobSet) -> Callable[[PolicyRequest], bool]:
-    return lambda asked: name in asked.labels and values.matches(asked.labels[name])
+    return lambda request: name in request.labels and values.matches(request.labels[name])
 
 
 class Velocity(msgspec.Struct, frozen=True):
-    """More than `most` jobs within `window_s` that have the same `key`."""
+    """Exceeded by more than `most` jobs with the same `key` within `window_s`."""
 
     most: int
     window_s: float
     key: tuple[str, ...] = ()
 
-    def value(self, asked: PolicyRequest) -> str:
-        """What a job is counted under."""
-        return msgspec.json.encode([_key_part(asked, part) for part in self.key]).decode()
+    def value(self, request: PolicyRequest) -> str:
+        """The value of the key for a job."""
+        return msgspec.json.encode([_key_part(request, part) for part in self.key]).decode()
 
 
-def _key_part(asked: PolicyRequest, part: str) -> str:
+def _key_part(request: PolicyRequest, part: str) -> str:
     if part.startswith("labels."):
-        return asked.labels.get(part.removeprefix("labels."), "")
+        return request.labels.get(part.removeprefix("labels."), "")
     if part == "tenant":
-        return asked.tenant or asked.show
-    return str(getattr(asked, part))
+        return request.tenant or request.show
+    return str(getattr(request, part))
 
 
 class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,14 +131,14 @@ class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyRules(msgspec.Struct, frozen=True):
-    """What a file says about jobs."""
+    """The rules of a file for jobs."""
 
     ordered: tuple[PolicyRule, ...] = ()
     default: PolicyEffect = PolicyEffect.DENY
 
 
 class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy file, read: what it says about jobs, and by their names the sections that others read."""
+    """A parsed policy file: rules for jobs, and the sections of other modules by name."""
 
     source: str
     rules: PolicyRules

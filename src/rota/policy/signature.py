@@ -1,11 +1,10 @@
-"""Who vouches for a policy: an Ed25519 signature over the bytes of its file, in a file beside it.
+"""Signatures of policies: an Ed25519 signature over the bytes of the file, in a file beside it.
 
     openssl genpkey -algorithm ed25519 -out policy.key && openssl pkey -in policy.key -pubout -out policy.pub
     openssl pkeyutl -sign -rawin -inkey policy.key -in policy.yaml -out policy.yaml.sig
 
-With a key, a signature that is there must be right; one that is missing is refused where signatures are required. Two
-files cannot be replaced at once: who reads between them finds a signature that does not fit, keeps the old policy, and
-looks again.
+With a key, an existing signature must be valid, and a missing one is refused if signatures are required. Two files
+cannot be replaced atomically: a reader in between finds a mismatch, keeps the current policy and retries.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _FILE_BYTES_MAX: Final = 4096
 
 
 class SignatureVerifier(msgspec.Struct, frozen=True):
-    """How the signature of a file is checked; without a key it is not."""
+    """Verifies the signature of a policy file; does nothing without a key."""
 
     key_file: Path | None = None
     signature_file: Path | None = None
-    """Beside the policy, with .sig, unless it is named."""
+    """Default: the policy file with `.sig` appended."""
     required: bool = False
 
     def check(self, policy: Path, content: bytes) -> None:
-        """Raises InvalidInput for a signature that is wrong, or missing where it may not be."""
+        """Raises InvalidInput for a wrong signature, or a missing one that is required."""
         if self.key_file is None:
             return
         signature = self._read_signature(self.signature_file or policy.with_name(f"{policy.name}.sig"))
@@ -44,13 +43,13 @@ class SignatureVerifier(msgspec.Struct, frozen=True):
     @staticmethod
     def _read_signature(path: Path) -> bytes | None:
         try:
-            held = path.read_bytes()[:_FILE_BYTES_MAX]
+            content = path.read_bytes()[:_FILE_BYTES_MAX]
         except FileNotFoundError:
             return None
-        except OSError as wrong:
-            raise InvalidInput(f"The signature {path} cannot be read ({wrong.strerror}).") from wrong
+        except OSError as error:
+            raise InvalidInput(f"The signature {path} cannot be read ({error.strerror}).") from error
         try:
-            return held if len(held) == SIGNATURE_BYTES else base64.b64decode(held.strip(), validate=True)
+            return content if len(content) == SIGNATURE_BYTES else base64.b64decode(content.strip(), validate=True)
         except (binascii.Error, ValueError):
             return b""
 
@@ -62,8 +61,8 @@ def _verify(key_file: Path, signature: bytes, content: bytes, policy: Path) -> N
 
     try:
         key = load_pem_public_key(key_file.read_bytes())
-    except (OSError, ValueError) as wrong:
-        raise InvalidSetting("policy.public_key_file cannot be read: name a PEM file with an Ed25519 key.") from wrong
+    except (OSError, ValueError) as error:
+        raise InvalidSetting("policy.public_key_file cannot be read: name a PEM file with an Ed25519 key.") from error
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidSetting("policy.public_key_file holds a key of another kind: Ed25519 is needed.")
     try:

@@ -1,4 +1,4 @@
-"""Policies of this process: the one in force, and the last ten, each known by the hash of its content."""
+"""The policies of this process: the one in force and the last ten, each identified by the hash of its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SNAPSHOTS_MAX: Final = 10
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """What is told of a policy: its hash, when it came into force here, and how many rules it has."""
+    """The hash of a policy, when it took effect here, and its number of rules."""
 
     id: str
     loaded_ms: int
@@ -24,28 +24,28 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
 
 class PolicySnapshots:
-    """Changing what is in force is one assignment: whoever has taken a policy goes on with it to the end."""
+    """Activates a policy by one assignment; a caller that took the previous one continues with it."""
 
     def __init__(self, first: CompiledPolicy) -> None:
         self.current = first
-        self._kept: OrderedDict[str, tuple[CompiledPolicy, PolicySnapshot]] = OrderedDict()
+        self._snapshots: OrderedDict[str, tuple[CompiledPolicy, PolicySnapshot]] = OrderedDict()
         self.activate(first)
 
     def activate(self, policy: CompiledPolicy) -> None:
-        told = PolicySnapshot(policy.snapshot, time.time_ns() // 1_000_000, policy.size, policy.written.source)
-        self._kept.pop(policy.snapshot, None)
-        self._kept[policy.snapshot] = (policy, told)
-        while len(self._kept) > SNAPSHOTS_MAX:
-            self._kept.popitem(last=False)
+        snapshot = PolicySnapshot(policy.snapshot, time.time_ns() // 1_000_000, policy.size, policy.written.source)
+        self._snapshots.pop(policy.snapshot, None)
+        self._snapshots[policy.snapshot] = (policy, snapshot)
+        while len(self._snapshots) > SNAPSHOTS_MAX:
+            self._snapshots.popitem(last=False)
         self.current = policy
 
     def list_snapshots(self) -> list[PolicySnapshot]:
-        """The newest first, which is the one in force."""
-        return [told for _, told in reversed(self._kept.values())]
+        """Newest first; the first is in force."""
+        return [snapshot for _, snapshot in reversed(self._snapshots.values())]
 
     def get(self, snapshot: str) -> CompiledPolicy:
-        """By its id or the beginning of it."""
-        found = [policy for known, (policy, _) in self._kept.items() if known.startswith(snapshot)]
+        """Look it up by id or a prefix of it."""
+        found = [policy for snapshot_id, (policy, _) in self._snapshots.items() if snapshot_id.startswith(snapshot)]
         if len(found) != 1:
             raise NotFound(
                 f"No snapshot of the policy begins with {snapshot[:40]!r} here; the last {SNAPSHOTS_MAX} are kept."

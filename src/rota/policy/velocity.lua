@@ -1,10 +1,10 @@
 -- script: velocity
--- key windows*  zset  rota:velocity:{limit}   job -> when it was let through (ms)
--- arg asked     packed  {{{window, most, within (ms)}, ...}, {job, ...}} for each question; a window by its place
+-- key windows*  zset  rota:velocity:{limit}   job -> admission time (ms)
+-- arg asked     packed  {{{window, most, within (ms)}, ...}, {job, ...}} for each check; a window by its number
 -- reply counted over:int*
---   Of each job of each question, in their order: 0 when every limit has a place for it, and then it has these places;
---   else the first limit, counted from 1, that has none, and then it takes none of the others either.
---   A job that has a place keeps it until the window has passed it: asking again changes nothing.
+--   For each job of each check, in order: 0 when every limit admits it, and then it holds a slot in each window;
+--   else the number, from 1, of the first limit that it exceeds, and then it takes no slot at all.
+--   A job keeps its slot until the window has passed, so the script is idempotent.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,14 +1,15 @@
-"""Asks a safety kernel that is elsewhere, over gRPC.
+"""Client of a remote safety kernel, over gRPC.
 
-- An answer within `safety.timeout`, or none: whatever comes of a call that is no answer (nobody there, too late, bytes
-  that are no message, another number of words than questions, a defect of the kernel's) is `Unavailable`. A decision
-  that is not known here denies. Nothing that is heard can allow by accident.
-- A breaker that all replicas share stops asking a kernel that fails, and tries it again with a few calls
-  (`safety.circuit_*`); while it is open, `BreakerOpen`. With Redis away each replica has its own (ADR 6).
-- A call that is cancelled says nothing of the kernel. Once we close, nothing is asked and nothing counted.
-- A kernel that comes back is reached again within a second: gRPC's own pause between tries is kept short.
+- A call yields a reply within `safety.timeout` or raises `Unavailable`: no connection, timeout, malformed bytes, a
+  wrong number of decisions, or a defect of the kernel. An unknown decision denies. No reply can allow by accident.
+- A circuit breaker shared by all replicas stops calls to a failing kernel and probes it with a few
+  (`safety.circuit_*`); while it is open, calls raise `BreakerOpen`. Without Redis each replica has its own breaker
+  (ADR 6).
+- A cancelled call counts neither as success nor as failure. After `close` nothing is sent or counted.
+- A recovered kernel is reached within a second: gRPC's reconnect back-off is kept short.
 
-If we die in a call, the kernel has counted the jobs under their velocity limits, if at all, and counts them once.
+If the process dies in a call, the kernel may have counted the jobs against their velocity limits; it counts each job
+once.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ T = TypeVar("T")
 
 INPUT_BREAKER: Final = "safety"
 OUTPUT_BREAKER: Final = "safety:output"
-"""Names of the breakers, for what is asked about jobs and about outputs."""
+"""Breaker names, for requests about jobs and about outputs."""
 CIRCUIT_OPEN: Final = "safety kernel circuit open"
 QUESTIONS_MAX: Final = 512
-"""Of one call."""
+"""Per call."""
 LOST_AFTER_S: Final = 5.0
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 CHANNEL_OPTIONS: Final = (
@@ -65,11 +66,11 @@ FAILED = metrics.counter("rota_policy_call_failures", "Calls to the safety kerne
 
 
 class KernelRejectedRequest(Unavailable):
-    """The kernel is well and refuses what we ask: no reason to stop asking it other things."""
+    """The kernel is healthy and rejects this request; not a failure for the breaker."""
 
 
 class KernelChannel:
-    """One connection to the kernel, made by the first call."""
+    """One connection to the kernel, opened by the first call."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,7 +78,7 @@ class KernelChannel:
         self.is_closed = False
 
     async def call(self, method: str, request: ProtobufMessage, reply: type[MessageT], timeout_s: float) -> MessageT:
-        """Raises InvalidInput for what the kernel refuses, Unavailable for everything that is no answer."""
+        """Raises InvalidInput if the kernel rejects the request, Unavailable for any other failure."""
         if self.is_closed:
             raise Unavailable("The safety kernel is not asked any more: this process is ending.")
         with LATENCY.labels(method.rpartition("/")[2]).time():
@@ -85,14 +86,14 @@ class KernelChannel:
         failpoints.after_send("policy.call")
         try:
             return decode(data, reply)
-        except InvalidInput as wrong:
-            raise _call_failed("garbage", "What the safety kernel answers is no message of its .proto file.") from wrong
+        except InvalidInput as error:
+            raise _call_failed("garbage", "What the safety kernel answers is no message of its .proto file.") from error
 
     async def _unary_call(self, method: str, data: bytes, timeout_s: float) -> bytes:
         if self._channel is None:
             self._channel = self._open()
         try:
-            async with asyncio.timeout(timeout_s + 1.0):  # gRPC keeps its own; this one is for when it does not
+            async with asyncio.timeout(timeout_s + 1.0):  # backstop: gRPC enforces its own timeout
                 return bytes(await self._channel.unary_unary(method)(data, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             raise self._error_of_status(error) from None
@@ -100,26 +101,26 @@ class KernelChannel:
             raise _call_failed("deadline_exceeded", "The safety kernel does not answer in time.") from None
 
     def _error_of_status(self, error: Any) -> RotaError:
-        status, said = error.code(), (error.details() or "")[:200]
+        status, details = error.code(), (error.details() or "")[:200]
         if status is grpc.StatusCode.CANCELLED and self.is_closed:
             return Unavailable("The safety kernel is not asked any more: this process is ending.")
         if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-            return InvalidInput(said or "The safety kernel refuses what it was asked.")
+            return InvalidInput(details or "The safety kernel refuses what it was asked.")
         why = status.name.lower()
         return _call_failed(
-            why, f"The safety kernel at {self._settings.safety_kernel.addr} gives no answer ({why}): {said}"
+            why, f"The safety kernel at {self._settings.safety_kernel.addr} gives no answer ({why}): {details}"
         )
 
     def _open(self) -> Any:
-        wanted = self._settings.safety_kernel
-        secret = bearer_interceptors(wanted.shared_secret) if wanted.shared_secret else None
-        if not wanted.tls_ca and not wanted.tls_required:
-            if wanted.insecure:
-                log.warning("safety_kernel_insecure", addr=wanted.addr, remedy="set safety_kernel.tls_ca")
-            return grpc.aio.insecure_channel(wanted.addr, options=CHANNEL_OPTIONS, interceptors=secret)
-        trusted = _read_file(wanted.tls_ca) if wanted.tls_ca else None
+        target = self._settings.safety_kernel
+        secret = bearer_interceptors(target.shared_secret) if target.shared_secret else None
+        if not target.tls_ca and not target.tls_required:
+            if target.insecure:
+                log.warning("safety_kernel_insecure", addr=target.addr, remedy="set safety_kernel.tls_ca")
+            return grpc.aio.insecure_channel(target.addr, options=CHANNEL_OPTIONS, interceptors=secret)
+        root_certificates = _read_file(target.tls_ca) if target.tls_ca else None
         return grpc.aio.secure_channel(
-            wanted.addr, grpc.ssl_channel_credentials(trusted), CHANNEL_OPTIONS, None, secret
+            target.addr, grpc.ssl_channel_credentials(root_certificates), CHANNEL_OPTIONS, None, secret
         )
 
     async def close(self) -> None:
@@ -129,27 +130,27 @@ class KernelChannel:
 
 
 class RemoteKernel:
-    """A `PolicyKernel` elsewhere."""
+    """A remote `PolicyKernel`."""
 
     def __init__(self, settings: Settings, redis: Redis | None, *, clock: Clock | None = None) -> None:
         self.breaker = make_breaker(INPUT_BREAKER, settings, redis, clock)
         self.fail_mode: str | None = None
         self._channel = KernelChannel(settings)
-        self._asking = KernelClientCodec()
+        self._codec = KernelClientCodec()
         self._timeout_s = settings.safety.timeout
 
     async def check(self, questions: Sequence[PolicyRequestGroup]) -> list[PolicyDecision]:
-        words: list[PolicyDecision] = []
+        decisions: list[PolicyDecision] = []
         for at in range(0, len(questions), QUESTIONS_MAX):
-            words += await self._check_batch(questions[at : at + QUESTIONS_MAX])
-        return words
+            decisions += await self._check_batch(questions[at : at + QUESTIONS_MAX])
+        return decisions
 
     async def _check_batch(self, questions: Sequence[PolicyRequestGroup]) -> list[PolicyDecision]:
         async def ask() -> list[PolicyDecision]:
-            reply = await self._call("CheckBatch", self._asking.encode_questions(questions), messages.RawBatchReply)
-            words = _read_decisions(len(questions), len(reply.words), lambda: self._asking.decode_decisions(reply))
+            reply = await self._call("CheckBatch", self._codec.encode_questions(questions), messages.RawBatchReply)
+            decisions = _read_decisions(len(questions), len(reply.words), lambda: self._codec.decode_decisions(reply))
             self.fail_mode = reply.fail_mode if reply.fail_mode in ("open", "closed") else None
-            return words
+            return decisions
 
         return await call_with_breaker(self.breaker, ask, lambda: self._channel.is_closed)
 
@@ -162,15 +163,15 @@ class RemoteKernel:
         )
 
     async def simulate(self, text: str, asked: Sequence[PolicyRequest]) -> list[PolicyDecision]:
-        words: list[PolicyDecision] = []
+        decisions: list[PolicyDecision] = []
         for at in range(0, len(asked), QUESTIONS_MAX):
-            some = tuple(
+            batch = tuple(
                 messages.PolicyQuestionMessage(messages.request_to_message(each))
                 for each in asked[at : at + QUESTIONS_MAX]
             )
-            reply = await self._call("Simulate", messages.SimulateRequest(text, some), messages.CheckBatchReply)
-            words += _read_decisions(len(some), len(reply.words), partial(_decode_decisions, reply))
-        return words
+            reply = await self._call("Simulate", messages.SimulateRequest(text, batch), messages.CheckBatchReply)
+            decisions += _read_decisions(len(batch), len(reply.words), partial(_decode_decisions, reply))
+        return decisions
 
     async def list_snapshots(self) -> list[PolicySnapshot]:
         reply = await self._call("ListSnapshots", messages.ListSnapshotsRequest(), messages.ListSnapshotsReply)
@@ -182,7 +183,7 @@ class RemoteKernel:
     async def _call(self, method: str, request: ProtobufMessage, reply: type[MessageT]) -> MessageT:
         return await self._channel.call(f"/rota.v1.SafetyKernel/{method}", request, reply, self._timeout_s)
 
-    def services(self, database: Database | None = None) -> list[Service]:  # noqa: ARG002 - a kernel here has some
+    def services(self, database: Database | None = None) -> list[Service]:  # noqa: ARG002 - LocalKernel uses it
         return []
 
     async def close(self) -> None:
@@ -190,14 +191,14 @@ class RemoteKernel:
 
 
 class RemoteOutputKernel:
-    """Asks a kernel elsewhere about outputs, under a breaker of their own."""
+    """Checks outputs at a remote kernel, with a separate breaker."""
 
     def __init__(self, settings: Settings, redis: Redis | None, *, clock: Clock | None = None) -> None:
         self.breaker = make_breaker(OUTPUT_BREAKER, settings, redis, clock)
         self._channel = KernelChannel(settings)
 
     async def check_output(self, asked_json: str, content: bytes, timeout_s: float) -> str:
-        """A word as JSON. Raises Unavailable when there is none."""
+        """The decision as JSON. Raises Unavailable if there is none."""
 
         async def ask() -> str:
             request = messages.CheckOutputRequest(asked_json, content)
@@ -214,7 +215,7 @@ class RemoteOutputKernel:
 
 
 def make_breaker(name: str, settings: Settings, redis: Redis | None, clock: Clock | None = None) -> Breaker:
-    """Shared by all who have this Redis; of this process alone without one."""
+    """A breaker shared through Redis; local to the process without Redis."""
     safety, clock = settings.safety, clock or SystemClock()
     rules = BreakerConfig(
         counting=ConsecutiveFailures(safety.circuit_fail_budget),
@@ -234,25 +235,25 @@ def _is_failure(error: Exception) -> bool:
     return not isinstance(error, KernelRejectedRequest)
 
 
-async def call_with_breaker(by: Breaker, ask: Callable[[], Awaitable[T]], is_closed: Callable[[], bool]) -> T:
-    """What `ask` gives; a call that ends because we do is neither a success nor a failure."""
+async def call_with_breaker(breaker: Breaker, ask: Callable[[], Awaitable[T]], is_closed: Callable[[], bool]) -> T:
+    """The result of `ask`. A call that `close` ends counts neither as success nor as failure."""
     try:
-        permit = await by.allow()
+        permit = await breaker.allow()
     except BreakerOpen as error:
         raise BreakerOpen(f"{CIRCUIT_OPEN}: {error.sentence}", **error.facts) from None
     try:
-        found = await ask()
+        result = await ask()
     except InvalidInput as refused:
-        await by.success(permit)
+        await breaker.success(permit)
         raise KernelRejectedRequest(f"The safety kernel refuses what it was asked: {refused.sentence}") from refused
     except Exception:
-        await (by.cancel(permit) if is_closed() else by.failure(permit))
+        await (breaker.cancel(permit) if is_closed() else breaker.failure(permit))
         raise
     except BaseException:
-        await by.cancel(permit)
+        await breaker.cancel(permit)
         raise
-    await by.success(permit)
-    return found
+    await breaker.success(permit)
+    return result
 
 
 def _call_failed(why: str, sentence: str) -> Unavailable:
@@ -261,29 +262,31 @@ def _call_failed(why: str, sentence: str) -> Unavailable:
 
 
 def _decode_decisions(reply: messages.CheckBatchReply) -> list[PolicyDecision]:
-    return [messages.decision_of_message(word) for word in reply.words]
+    return [messages.decision_of_message(each) for each in reply.words]
 
 
-def _read_decisions(asked: int, came: int, heard: Callable[[], list[PolicyDecision]]) -> list[PolicyDecision]:
-    if came != asked:
+def _read_decisions(expected: int, received: int, decode: Callable[[], list[PolicyDecision]]) -> list[PolicyDecision]:
+    if received != expected:
         raise _call_failed(
-            "garbage", f"The safety kernel gives {came} words on {asked} questions: is it of this version?"
+            "garbage", f"The safety kernel gives {received} words on {expected} questions: is it of this version?"
         )
     try:
-        return heard()
-    except InvalidInput as wrong:
-        raise _call_failed("garbage", f"The safety kernel says what makes no sense: {wrong.sentence}") from wrong
+        return decode()
+    except InvalidInput as error:
+        raise _call_failed("garbage", f"The safety kernel says what makes no sense: {error.sentence}") from error
 
 
-def _rule_result(told: messages.RuleResultMessage) -> RuleResult:
+def _rule_result(message: messages.RuleResultMessage) -> RuleResult:
     try:
-        return RuleResult(told.rule_id, told.line, PolicyEffect(told.decision), RuleStatus(told.fate), told.why)
-    except ValueError as wrong:
-        raise _call_failed("garbage", "The safety kernel explains in words that are not known here.") from wrong
+        return RuleResult(
+            message.rule_id, message.line, PolicyEffect(message.decision), RuleStatus(message.fate), message.why
+        )
+    except ValueError as error:
+        raise _call_failed("garbage", "The safety kernel explains in words that are not known here.") from error
 
 
 def _read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError as wrong:
-        raise InvalidSetting(f"safety_kernel.tls_ca cannot be read ({wrong.strerror}): name a PEM file.") from wrong
+    except OSError as error:
+        raise InvalidSetting(f"safety_kernel.tls_ca cannot be read ({error.strerror}): name a PEM file.") from error

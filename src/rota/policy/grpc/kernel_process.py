@@ -1,7 +1,7 @@
-"""The process of `rota kernel`: a policy file, and who may ask about it over gRPC.
+"""The process of `rota kernel`: serves a policy file over gRPC.
 
-It needs no PostgreSQL, and Redis only for velocity limits. Any number of them may run by the same file: they decide
-alike, and count together.
+It needs no PostgreSQL, and Redis only for velocity limits. Any number of processes can serve the same file: they decide
+alike and share their counts.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ LIMITS = RpcLimits(calls_at_once=256, request_bytes_max=16 * 1024 * 1024)
 
 
 class KernelProcess:
-    """What runs in it. `calls.port` and `listener.port` are known once it is ready."""
+    """The parts of the process. `calls.port` and `listener.port` are known once it is ready."""
 
     def __init__(self, settings: Settings, redis: Redis | None, outputs: OutputChecker | None = None) -> None:
-        found = open_local_kernel(settings, redis)
-        if found is None:
+        kernel = open_local_kernel(settings, redis)
+        if kernel is None:
             raise InvalidSetting("policy.file must be set: a kernel without a policy has nothing to say.")
-        self.kernel = found
-        place = settings.safety_kernel
+        self.kernel = kernel
+        address = settings.safety_kernel
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
-        self.listener = HttpListener(self.supervisor, host=settings.listen.host, port=place.health_port)
-        looks = outputs or LocalContentChecker(FileOutputPolicySource(self.kernel.snapshots))
-        services: list[RpcService] = [SafetyKernelService(self.kernel), OutputPolicyService(looks)]
-        self.calls = RpcServer(place, services, "safety_kernel", needs_secret=False, limits=LIMITS)
+        self.listener = HttpListener(self.supervisor, host=settings.listen.host, port=address.health_port)
+        checker = outputs or LocalContentChecker(FileOutputPolicySource(self.kernel.snapshots))
+        services: list[RpcService] = [SafetyKernelService(self.kernel), OutputPolicyService(checker)]
+        self.calls = RpcServer(address, services, "safety_kernel", needs_secret=False, limits=LIMITS)
         self.supervisor.add(self.listener.service, *self.kernel.services(), self.calls.service)
 
 
 async def serve(settings: Settings, target: RedisTarget | None, outputs: OutputChecker | None = None) -> int:
-    """Until a signal or a failure; the exit status of the process."""
-    async with AsyncExitStack() as closing:
+    """Run until a signal or a failure; returns the exit status."""
+    async with AsyncExitStack() as stack:
         redis = None
         if target is not None:
             redis = redis_infra.connect(target)
-            closing.push_async_callback(redis.aclose)
+            stack.push_async_callback(redis.aclose)
         return await run_until_signalled(KernelProcess(settings, redis, outputs).supervisor)

@@ -1,7 +1,7 @@
-"""What travels between a kernel and those who ask it, as `safety.proto` has it, and how it becomes what we work with.
+"""The protobuf messages of `safety.proto`, and their conversion to and from the model.
 
-What is heard is never trusted to be right: a decision that is not known is DENY, and anything else that makes no sense
-(another number of words than questions, ids that are none) raises InvalidInput, which the client takes for silence.
+Replies are not trusted: an unknown decision is DENY, and any other malformed content (a wrong number of decisions,
+invalid ids) raises InvalidInput, which the client treats as no answer.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class CheckBatchReply(ProtobufMessage, frozen=True):
 
 
 class RawQuestion(ProtobufMessage, frozen=True):
-    """A `Question` whose job is not looked into: on the wire a message and bytes are the same."""
+    """A `Question` with its request left encoded: on the wire a message and bytes are the same."""
 
     asked: bytes = b""
     jobs: bytes = b""
@@ -218,11 +218,11 @@ def request_to_message(asked: model.PolicyRequest) -> PolicyRequestMessage:
 
 
 def request_of_message(asked: PolicyRequestMessage | None) -> model.PolicyRequest:
-    """Of a caller who left a field out, the default of that field is meant."""
+    """Missing fields get their defaults."""
     if asked is None or not asked.topic:
         raise InvalidInput("The request asks about no job: say at least its show and its topic.")
-    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
-    return model.PolicyRequest(**given)
+    fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    return model.PolicyRequest(**fields)
 
 
 def pack_ids(jobs: Sequence[JobId]) -> bytes:
@@ -286,7 +286,7 @@ def _json(table: dict[str, object]) -> str:
 
 
 def decision_of_message(word: PolicyDecisionMessage) -> model.PolicyDecision:
-    """A decision that is not known denies."""
+    """An unknown decision denies."""
     found = _single_decision(word, word.policy_snapshot)
     if not word.apart:
         return found

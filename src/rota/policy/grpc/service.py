@@ -1,6 +1,6 @@
-"""The safety kernel over gRPC, as `safety.proto` has it: what `LocalKernel` says, for those who are elsewhere.
+"""The gRPC services of the safety kernel (`safety.proto`), backed by `LocalKernel`.
 
-`outputs` answers what is asked about outputs; without it that call is refused, and the rest is served.
+`outputs` serves the calls about outputs; without it those are refused, and the rest is served.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rota.policy.snapshots import PolicySnapshot
 
 class OutputChecker(Protocol):
     async def check_output(self, asked_json: str, content: bytes) -> str:
-        """A word as JSON for what is asked as JSON. Raises InvalidInput for what makes no sense."""
+        """The decision as JSON for a request as JSON. Raises InvalidInput for a malformed request."""
         ...
 
 
@@ -30,7 +30,7 @@ class SafetyKernelService:
 
     def __init__(self, kernel: LocalKernel) -> None:
         self._kernel = kernel
-        self._answering = KernelServerCodec()
+        self._codec = KernelServerCodec()
 
     def methods(self) -> Mapping[str, RpcMethod[Any]]:
         return {
@@ -45,12 +45,12 @@ class SafetyKernelService:
 
     async def check(self, request: messages.CheckRequest, _caller: str) -> messages.CheckReply:
         question = model.PolicyRequestGroup(messages.request_of_message(request.asked), _parse_job_id(request.job_id))
-        [word] = await self._kernel.check([self._require_job_ids(question)])
-        return messages.CheckReply(messages.decision_to_message(word))
+        [decision] = await self._kernel.check([self._require_job_ids(question)])
+        return messages.CheckReply(messages.decision_to_message(decision))
 
     async def check_batch(self, request: messages.RawBatchRequest, _caller: str) -> messages.RawBatchReply:
-        questions = [self._require_job_ids(each) for each in self._answering.decode_questions(request)]
-        return self._answering.encode_decisions(await self._kernel.check(questions), self._kernel.fail_mode or "")
+        questions = [self._require_job_ids(each) for each in self._codec.decode_questions(request)]
+        return self._codec.encode_decisions(await self._kernel.check(questions), self._kernel.fail_mode or "")
 
     async def evaluate(self, request: messages.EvaluateRequest, _caller: str) -> messages.CheckReply:
         found = await self._kernel.explain(messages.request_of_message(request.asked), request.snapshot)
@@ -58,15 +58,15 @@ class SafetyKernelService:
 
     async def explain(self, request: messages.EvaluateRequest, _caller: str) -> messages.ExplainReply:
         found = await self._kernel.explain(messages.request_of_message(request.asked), request.snapshot)
-        told = tuple(
+        results = tuple(
             messages.RuleResultMessage(each.rule, each.line, each.says, each.fate, each.why) for each in found.findings
         )
-        return messages.ExplainReply(messages.decision_to_message(found.word), told)
+        return messages.ExplainReply(messages.decision_to_message(found.word), results)
 
     async def simulate(self, request: messages.SimulateRequest, _caller: str) -> messages.CheckBatchReply:
-        asked = [messages.request_of_message(each.asked) for each in request.questions]
+        requests = [messages.request_of_message(each.asked) for each in request.questions]
         return messages.CheckBatchReply(
-            tuple(map(messages.decision_to_message, await self._kernel.simulate(request.policy, asked)))
+            tuple(map(messages.decision_to_message, await self._kernel.simulate(request.policy, requests)))
         )
 
     async def list_snapshots(
@@ -108,5 +108,5 @@ def _parse_job_id(text: str) -> tuple[JobId, ...]:
         raise InvalidInput("The id of a job is a UUID.") from None
 
 
-def _snapshot_message(told: PolicySnapshot) -> messages.SnapshotMessage:
-    return messages.SnapshotMessage(told.id, told.loaded_ms, told.rules, told.source)
+def _snapshot_message(snapshot: PolicySnapshot) -> messages.SnapshotMessage:
+    return messages.SnapshotMessage(snapshot.id, snapshot.loaded_ms, snapshot.rules, snapshot.source)
