@@ -1,7 +1,7 @@
-"""Who looks into outputs: the rules of this process, or a kernel elsewhere, asked over gRPC.
+"""Checks the content of outputs: by the rules of this process, or at a remote kernel over gRPC.
 
-Both are asked with all of an output and answer with a word and, when it redacts, with what is left. What a kernel says
-that nobody knows keeps the output back; what cannot be read at all is no answer, and silence means what the topic says.
+Both get the whole output and return a decision and, if it redacts, the redacted content. An unknown decision of a
+remote kernel quarantines the output. A malformed reply counts as no answer, and the mode of the topic decides then.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ SERVED_TIMEOUT_S: Final = 30.0
 INVALID_REPLY: Final = "The kernel says of an output what makes no sense: is it of this version?"
 
 OutputPolicySource = Callable[[], CompiledOutputPolicy | None]
-"""The rules of now; None: outputs are not looked at."""
+"""Returns the current rules; None: outputs are not checked."""
 _META = msgspec.json.Decoder(OutputMeta)
 _CONTENT = msgspec.msgpack.Decoder(OutputContent)
 
 
 class ContentChecker(Protocol):
-    """Who looks inside."""
+    """Checks the content of an output."""
 
     async def check(self, meta: OutputMeta, content: OutputContent, within_s: float) -> ContentResult:
-        """Raises `TimeoutError`, or `Unavailable`, when it cannot say."""
+        """Raises TimeoutError or Unavailable when it cannot decide."""
         ...
 
     async def close(self) -> None: ...
 
 
 class OutputDecisionReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer as it travels; `says` may be a word of another version."""
+    """A reply on the wire; `says` may be a value of another version."""
 
     says: str
     rule: str = ""
@@ -68,7 +68,7 @@ _REPLY = msgspec.json.Decoder(OutputDecisionReply)
 
 
 class LocalContentChecker:
-    """Rules of this process, in a thread: RE2 takes milliseconds for the largest text."""
+    """Applies the rules of this process in a thread: RE2 takes milliseconds for the largest text."""
 
     def __init__(self, policy: OutputPolicySource) -> None:
         self._policy = policy
@@ -78,22 +78,22 @@ class LocalContentChecker:
         if policy is None:
             return ContentResult(OutputPolicyDecision(says=OutputEffect.ALLOW))
         began_s = time.perf_counter()
-        said = await asyncio.to_thread(policy.check_content, meta, content, deadline_after(within_s))
+        result = await asyncio.to_thread(policy.check_content, meta, content, deadline_after(within_s))
         EVALUATION_SECONDS.observe(time.perf_counter() - began_s)
-        return said
+        return result
 
     async def close(self) -> None:
         return None
 
     async def check_output(self, asked_json: str, content: bytes) -> str:
-        """The same for those who ask over gRPC; InvalidInput for what makes no sense."""
+        """The same for gRPC callers; InvalidInput for a malformed request."""
         try:
-            meta, given = _META.decode(asked_json), _CONTENT.decode(content)
+            meta, decoded = _META.decode(asked_json), _CONTENT.decode(content)
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidInput("What was asked about an output cannot be read: is it of this version?") from error
-        word, left = await self.check(meta, given, SERVED_TIMEOUT_S)
-        said = OutputDecisionReply(**msgspec.structs.asdict(word), redacted=left)
-        return msgspec.json.encode(said).decode()
+        decision, redacted = await self.check(meta, decoded, SERVED_TIMEOUT_S)
+        reply = OutputDecisionReply(**msgspec.structs.asdict(decision), redacted=redacted)
+        return msgspec.json.encode(reply).decode()
 
 
 class OutputKernel(Protocol):
@@ -103,7 +103,7 @@ class OutputKernel(Protocol):
 
 
 class KernelContentChecker:
-    """A kernel elsewhere."""
+    """Checks at a remote kernel."""
 
     def __init__(self, remote: OutputKernel) -> None:
         self._remote = remote
@@ -112,78 +112,78 @@ class KernelContentChecker:
         await self._remote.close()
 
     async def check(self, meta: OutputMeta, content: OutputContent, within_s: float) -> ContentResult:
-        asked = msgspec.json.encode(meta).decode()
-        told = await self._remote.check_output(asked, msgspec.msgpack.encode(_truncate(content)), within_s)
+        meta_json = msgspec.json.encode(meta).decode()
+        reply_json = await self._remote.check_output(meta_json, msgspec.msgpack.encode(_truncate(content)), within_s)
         try:
-            said = _REPLY.decode(told)
+            reply = _REPLY.decode(reply_json)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Unavailable(INVALID_REPLY) from error
-        if any("\0" in text for text in _texts(said)):
-            raise Unavailable(INVALID_REPLY)  # it cannot be written down, nor what was said of others with it
-        return _to_content_result(said, content)
+        if any("\0" in text for text in _texts(reply)):
+            raise Unavailable(INVALID_REPLY)  # PostgreSQL cannot store NUL, and the failed write would lose the batch
+        return _to_content_result(reply, content)
 
 
-def _texts(said: OutputDecisionReply) -> list[str]:
-    found = [text for each in said.findings for text in (each.type, each.scanner, each.name, each.where)]
-    return [said.rule, said.reason, said.snapshot, *found]
+def _texts(reply: OutputDecisionReply) -> list[str]:
+    found = [text for each in reply.findings for text in (each.type, each.scanner, each.name, each.where)]
+    return [reply.rule, reply.reason, reply.snapshot, *found]
 
 
-def _to_content_result(said: OutputDecisionReply, content: OutputContent) -> ContentResult:
-    known = said.says in OutputEffect.__members__
-    says = OutputEffect(said.says) if known else OutputEffect.QUARANTINE
-    redacted = said.redacted if says is OutputEffect.REDACT else None
+def _to_content_result(reply: OutputDecisionReply, content: OutputContent) -> ContentResult:
+    is_known = reply.says in OutputEffect.__members__
+    says = OutputEffect(reply.says) if is_known else OutputEffect.QUARANTINE
+    redacted = reply.redacted if says is OutputEffect.REDACT else None
     if redacted is not None and not _has_same_parts(redacted, content):
         says, redacted = OutputEffect.QUARANTINE, None
-    word = OutputPolicyDecision(
+    decision = OutputPolicyDecision(
         says=says,
-        rule=said.rule,
-        reason=said.reason,
-        severity=said.severity,
-        snapshot=said.snapshot,
-        findings=said.findings,
+        rule=reply.rule,
+        reason=reply.reason,
+        severity=reply.severity,
+        snapshot=reply.snapshot,
+        findings=reply.findings,
     )
-    return ContentResult(word, redacted)
+    return ContentResult(decision, redacted)
 
 
 def _has_same_parts(redacted: OutputContent, content: OutputContent) -> bool:
-    """Whether it can stand in the place of the other: the same parts under the same names."""
+    """Whether it can replace the other: the same parts with the same names."""
     names = [[name for name, _ in each.artifacts] for each in (redacted, content)]
     return names[0] == names[1] and (redacted.value is None) == (content.value is None)
 
 
 def _truncate(content: OutputContent) -> OutputContent:
-    """What lies behind that is not looked at; one byte more says that there is more."""
-    most = SCANNED_BYTES_MAX + 1
-    value = None if content.value is None else content.value[:most]
-    return OutputContent(value, tuple((name, data[:most]) for name, data in content.artifacts))
+    """Cut each part to what is scanned, plus one byte that shows it was longer."""
+    max_bytes = SCANNED_BYTES_MAX + 1
+    value = None if content.value is None else content.value[:max_bytes]
+    return OutputContent(value, tuple((name, data[:max_bytes]) for name, data in content.artifacts))
 
 
 class FileOutputPolicySource:
-    """The rules of the policy file that is in force, made ready once for each snapshot."""
+    """The rules of the policy file in force, compiled once per snapshot."""
 
     def __init__(self, snapshots: PolicySnapshots, otherwise: OutputScanMode = OutputScanMode.PASS) -> None:
         self._snapshots = snapshots
         self._otherwise = otherwise
-        self._known: tuple[str, CompiledOutputPolicy | None] = ("", None)
+        self._compiled: tuple[str, CompiledOutputPolicy | None] = ("", None)
 
     def __call__(self) -> CompiledOutputPolicy | None:
         current = self._snapshots.current
-        if current.snapshot != self._known[0]:
-            self._known = (current.snapshot, self._compile(current.written.sections, current.snapshot))
-        return self._known[1]
+        if current.snapshot != self._compiled[0]:
+            self._compiled = (current.snapshot, self._compile(current.written.sections, current.snapshot))
+        return self._compiled[1]
 
     def _compile(self, sections: dict[str, object], snapshot: str) -> CompiledOutputPolicy | None:
         section = sections.get("output_policy")
-        given = OutputRules(rules=sections.get("output_rules", DEFAULT_RULES))  # type: ignore[arg-type]  # read by loading
+        rules = OutputRules(rules=sections.get("output_rules", DEFAULT_RULES))  # type: ignore[arg-type]  # checked by the loader
         if section is not None:
-            given = msgspec.structs.replace(given, section=section)
+            rules = msgspec.structs.replace(rules, section=section)
         return (
-            CompiledOutputPolicy(given, snapshot=snapshot, otherwise=self._otherwise) if given.section.enabled else None
+            CompiledOutputPolicy(rules, snapshot=snapshot, otherwise=self._otherwise) if rules.section.enabled else None
         )
 
 
 def remote_output_policy(otherwise: OutputScanMode) -> CompiledOutputPolicy:
-    """For a server that asks a kernel elsewhere: everything is looked into, there; errors are looked at here."""
+    """For a server with a remote kernel: it scans all content there and error texts here."""
     unknown = OutputRule(
         id="kernel",
         decision=OutputEffect.QUARANTINE,
@@ -194,6 +194,6 @@ def remote_output_policy(otherwise: OutputScanMode) -> CompiledOutputPolicy:
 
 
 def default_output_policy(otherwise: OutputScanMode) -> CompiledOutputPolicy:
-    """Where no file says anything about outputs."""
+    """The policy if no file has rules for outputs."""
     rules = OutputRules(rules=DEFAULT_RULES)
     return CompiledOutputPolicy(rules, snapshot=snapshot_id(rules), otherwise=otherwise)

@@ -1,12 +1,11 @@
-"""What rules say of outputs: at first of what they are, then of what is in them. No I/O.
+"""Evaluates rules for outputs: first by metadata, then by content. No I/O.
 
-The first look sees metadata. Rules are asked in their order; one that needs the content cannot say anything yet, so the
-output must be looked into (`scan`), but a later rule that keeps it back for what it is does so at once. A rule that
-allows an output, with none before it that needs the content, spares it the second look.
+The metadata check applies the rules in order. A rule that needs the content cannot decide yet, so the output must be
+scanned (`scan`), but a later rule that quarantines by metadata does so immediately. A rule that allows an output
+saves the scan if no earlier rule needs the content.
 
-The second look sees the content and asks every rule. When a rule redacts, what is left is judged anew, by all rules:
-so a rule that redacts cannot let pass what a later one keeps back, and redaction ends with a text in which it finds
-nothing more, or with the marker alone.
+The content check applies every rule. After a rule redacts, all rules are applied to the result again: so redaction
+cannot let pass what a later rule quarantines, and it ends with a text without findings, or with the marker alone.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from rota.policy.output.text_extraction import OutputBlob, OutputValue, ScanTarg
 
 REDACTION_ROUNDS_MAX: Final = 8
 CACHE_MAX: Final = 4096
-"""Kinds of outputs of which it is remembered which rules apply."""
+"""Cached sets of applicable rules."""
 UNKNOWN_DECISION_REASON: Final = "The policy said something that nobody knows."
 
 
 class MetadataResult(NamedTuple):
-    """What the first look says."""
+    """The result of the metadata check."""
 
     word: OutputPolicyDecision
     scan: bool
-    """Whether somebody must look inside."""
+    """Whether the content must be scanned."""
     must: bool = False
-    """A rule redacts it for what it is, and none before may let it pass: nobody reads it before that is done."""
+    """A rule redacts it by metadata and no earlier rule can allow it: it is unreadable until the redaction is done."""
 
 
 class OutputContent(msgspec.Struct, frozen=True):
-    """All of an output: what the frame returned, and its files by name."""
+    """A whole output: the return value, and the artifacts by name."""
 
     value: bytes | None = None
     artifacts: tuple[tuple[str, bytes], ...] = ()
@@ -62,14 +61,14 @@ class OutputContent(msgspec.Struct, frozen=True):
 
 
 class ContentResult(NamedTuple):
-    """What the look inside says; `redacted` is what may be read instead."""
+    """The result of the content check; `redacted` is what may be read instead."""
 
     word: OutputPolicyDecision
     redacted: OutputContent | None = None
 
 
 class CompiledOutputRule:
-    """A rule, made ready."""
+    """A rule ready for evaluation."""
 
     def __init__(self, rule: OutputRule) -> None:
         self.rule = rule
@@ -87,11 +86,11 @@ class CompiledOutputRule:
         ]
         self._size = max(match.output_size_gt, match.max_output_bytes)
         self._types = _compile_globs(match.content_types)
-        self._named = _compile_match(match)
+        self._applies = _compile_match(match)
 
     def applies(self, meta: OutputMeta) -> bool:
-        """As far as that is the same for all frames of a layer."""
-        return self._named(meta)
+        """Whether the part of the match that is the same for all frames of a layer holds."""
+        return self._applies(meta)
 
     def fits(self, meta: OutputMeta) -> bool:
         match = self.rule.match
@@ -102,7 +101,7 @@ class CompiledOutputRule:
         return self._types is None or any(self._types(each) for each in meta.content_types)
 
     def scan(self, bodies: Sequence[ScanTarget], until_s: float) -> list[Hits] | None:
-        """What was found of each kind that it asks for; None unless there is something of every one."""
+        """The hits of each kind of pattern that it requires; None if one kind has none."""
         found: list[Hits] = []
         for kind in self.kinds:
             hits = [find_hits(body, kind, until_s) for body in bodies]
@@ -126,24 +125,24 @@ class CompiledOutputRule:
 
 
 class CompiledOutputPolicy:
-    """Rules of one snapshot, for this process. May be asked from any thread."""
+    """The compiled rules of one snapshot. Thread-safe."""
 
     def __init__(
         self, rules: OutputRules, *, snapshot: str = "", otherwise: OutputScanMode = OutputScanMode.PASS
     ) -> None:
-        given = check_rules(rules)
+        checked = check_rules(rules)
         self.snapshot = snapshot
-        self._rules = [CompiledOutputRule(rule) for rule in given.rules if rule.enabled]
-        self._modes = [(_compile_glob(glob), mode) for glob, mode in given.section.topics.items()]
-        self._otherwise = given.section.fail_mode or otherwise
+        self._rules = [CompiledOutputRule(rule) for rule in checked.rules if rule.enabled]
+        self._modes = [(_compile_glob(glob), mode) for glob, mode in checked.section.topics.items()]
+        self._otherwise = checked.section.fail_mode or otherwise
         self._allowed = OutputPolicyDecision(says=OutputEffect.ALLOW, snapshot=snapshot)
-        self._known: dict[tuple[object, ...], list[CompiledOutputRule]] = {}
+        self._cache: dict[tuple[object, ...], list[CompiledOutputRule]] = {}
 
     def mode(self, topic: str) -> OutputScanMode:
         return next((mode for fits, mode in self._modes if fits(topic)), self._otherwise)
 
     def check_metadata(self, meta: OutputMeta) -> MetadataResult:
-        """By what it is."""
+        """Decide by metadata."""
         scan = may_pass = False
         for rule in self._applicable_rules(meta):
             if not rule.fits(meta):
@@ -160,40 +159,40 @@ class CompiledOutputPolicy:
         return MetadataResult(self._allowed, scan)
 
     def check_content(self, meta: OutputMeta, content: OutputContent, until_s: float) -> ContentResult:
-        """By what is in it; TimeoutError when that takes longer than until then, by the monotonic clock."""
+        """Decide by content; TimeoutError past `until_s` on the monotonic clock."""
         found: list[ScanFinding] = []
-        word = self._allowed
-        now = content
+        decision = self._allowed
+        current = content
         for _ in range(REDACTION_ROUNDS_MAX):
-            said, redacted = self._evaluate_content(meta, now, until_s, again=bool(found))
-            found += said.findings
-            if said.says is OutputEffect.ALLOW:
+            result, redacted = self._evaluate_content(meta, current, until_s, again=bool(found))
+            found += result.findings
+            if result.says is OutputEffect.ALLOW:
                 break
-            word = said
+            decision = result
             if redacted is None:
-                return ContentResult(_with_findings(word, found))
-            now = redacted
+                return ContentResult(_with_findings(decision, found))
+            current = redacted
         else:
-            now = _replace_with_marker(content)
+            current = _replace_with_marker(content)
         return (
             ContentResult(self._allowed)
-            if word.says is OutputEffect.ALLOW
-            else ContentResult(_with_findings(word, found), now)
+            if decision.says is OutputEffect.ALLOW
+            else ContentResult(_with_findings(decision, found), current)
         )
 
     def check_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
-        """Of the text of an error, and what may be written down of it."""
-        word, now = self._allowed, text
+        """The decision about an error text, and the text that may be stored."""
+        decision, current = self._allowed, text
         for _ in range(REDACTION_ROUNDS_MAX):
-            said, left = self._evaluate_error(meta, now, until_s)
-            if said.says is OutputEffect.ALLOW:
-                return word, now
-            word, now = said, left
-            if now == REDACTION_MARKER:
+            result, remaining = self._evaluate_error(meta, current, until_s)
+            if result.says is OutputEffect.ALLOW:
+                return decision, current
+            decision, current = result, remaining
+            if current == REDACTION_MARKER:
                 break
         else:
-            now = REDACTION_MARKER
-        return word, now
+            current = REDACTION_MARKER
+        return decision, current
 
     def _evaluate_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
         body = OutputBlob("error", text.encode(errors="replace"), is_text=True)
@@ -201,17 +200,17 @@ class CompiledOutputPolicy:
             hits = rule.scan([body], until_s) if rule.fits(meta) else None
             if hits is None:
                 continue
-            word = rule.to_decision(self.snapshot, [finding for each in hits for finding in each.findings()])
-            if word.says is not OutputEffect.REDACT or any(each.too_many for each in hits):
-                return word, REDACTION_MARKER
-            return word, body.redact([span for each in hits for span in each.spans()]).decode(errors="replace")
+            decision = rule.to_decision(self.snapshot, [finding for each in hits for finding in each.findings()])
+            if decision.says is not OutputEffect.REDACT or any(each.too_many for each in hits):
+                return decision, REDACTION_MARKER
+            return decision, body.redact([span for each in hits for span in each.spans()]).decode(errors="replace")
         return self._allowed, text
 
     def _evaluate_content(
         self, meta: OutputMeta, content: OutputContent, until_s: float, *, again: bool
     ) -> tuple[OutputPolicyDecision, OutputContent | None]:
         bodies = content.bodies()
-        cut = any(body.truncated for body in bodies)
+        truncated = any(body.truncated for body in bodies)
         for rule in self._applicable_rules(meta):
             if not rule.fits(meta) or (again and not rule.needs_content and rule.rule.decision is OutputEffect.REDACT):
                 continue
@@ -221,25 +220,25 @@ class CompiledOutputPolicy:
             findings = [finding for each in hits for finding in each.findings()]
             if rule.rule.decision is not OutputEffect.REDACT:
                 return rule.to_decision(self.snapshot, findings), None
-            if cut:
+            if truncated:
                 return rule.to_decision(self.snapshot, findings, OutputEffect.QUARANTINE), None
             return rule.to_decision(self.snapshot, findings), _redact(content, bodies, hits)
         return self._allowed, None
 
     def _applicable_rules(self, meta: OutputMeta) -> list[CompiledOutputRule]:
-        alike = (meta.show, meta.topic, meta.tenant, meta.capability, meta.risk_tags, tuple(meta.labels.items()))
-        found = self._known.get(alike)
+        key = (meta.show, meta.topic, meta.tenant, meta.capability, meta.risk_tags, tuple(meta.labels.items()))
+        found = self._cache.get(key)
         if found is None:
-            if len(self._known) >= CACHE_MAX:
-                self._known.clear()
-            found = self._known[alike] = [rule for rule in self._rules if rule.applies(meta)]
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            found = self._cache[key] = [rule for rule in self._rules if rule.applies(meta)]
         return found
 
 
 def redact_all(
     content: OutputContent, until_s: float, *, whole: bool = False
 ) -> tuple[OutputContent, list[ScanFinding]]:
-    """Without all that any scanner knows; what cannot be looked at whole, or holds nothing they know, goes whole."""
+    """Remove the findings of all scanners; content that is truncated or has no findings is replaced whole."""
     if whole:
         return _replace_with_marker(content), []
     bodies = content.bodies()
@@ -251,15 +250,17 @@ def redact_all(
 
 
 def _redact(content: OutputContent, bodies: Sequence[OutputValue | OutputBlob], hits: Sequence[Hits]) -> OutputContent:
-    """Bodies in which nothing was found stay as they are; with no hit at all everything goes."""
+    """Bodies without hits stay unchanged; without any hit everything is replaced."""
     if not any(each.hits for each in hits) or any(each.too_many for each in hits):
         return _replace_with_marker(content)
-    left: list[bytes] = []
+    remaining: list[bytes] = []
     for body, original in zip(bodies, _parts(content), strict=True):
         spans = [span for each in hits if each.body is body for span in each.spans()]
-        left.append(body.redact(spans) if spans else original)
-    value = None if content.value is None else left.pop(0)
-    return OutputContent(value, tuple((name, data) for (name, _), data in zip(content.artifacts, left, strict=True)))
+        remaining.append(body.redact(spans) if spans else original)
+    value = None if content.value is None else remaining.pop(0)
+    return OutputContent(
+        value, tuple((name, data) for (name, _), data in zip(content.artifacts, remaining, strict=True))
+    )
 
 
 def _parts(content: OutputContent) -> list[bytes]:
@@ -271,8 +272,8 @@ def _replace_with_marker(content: OutputContent) -> OutputContent:
     return OutputContent(value, tuple((name, REDACTION_MARKER.encode()) for name, _ in content.artifacts))
 
 
-def _with_findings(word: OutputPolicyDecision, findings: Sequence[ScanFinding]) -> OutputPolicyDecision:
-    return msgspec.structs.replace(word, findings=tuple(findings[:FINDINGS_MAX]))
+def _with_findings(decision: OutputPolicyDecision, findings: Sequence[ScanFinding]) -> OutputPolicyDecision:
+    return msgspec.structs.replace(decision, findings=tuple(findings[:FINDINGS_MAX]))
 
 
 def _highest_severity(severities: Sequence[Severity]) -> Severity:
@@ -311,5 +312,5 @@ def _compile_glob(glob: str) -> Callable[[str], bool]:
 
 
 def deadline_after(seconds: float) -> float:
-    """The moment, by the monotonic clock, that is so far ahead."""
+    """The time on the monotonic clock `seconds` from now."""
     return time.monotonic() + seconds

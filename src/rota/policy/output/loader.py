@@ -1,4 +1,4 @@
-"""Sections of a policy file about outputs, read with their lines: `output_policy` and `output_rules`."""
+"""Reads the sections `output_policy` and `output_rules` of a policy file; errors name the line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rota.model.policy.outputs import OutputEffect, OutputScanMode, Severity
 from rota.policy.output import rules as checks
 from rota.policy.output.rules import Detector, OutputMatch, OutputRule, OutputSection, ScannerName
 
-DECISIONS: Final = {says.value.lower(): says for says in OutputEffect}
+DECISIONS: Final = {effect.value.lower(): effect for effect in OutputEffect}
 MODES: Final = {
     **{mode.value: mode for mode in OutputScanMode},
     "open": OutputScanMode.PASS,
@@ -37,13 +37,13 @@ def read_section(reader: YamlReader, node: YamlNode) -> OutputSection:
 
 
 def read_rules(reader: YamlReader, node: YamlNode) -> tuple[OutputRule, ...]:
-    read: dict[str, OutputRule] = {}
+    by_id: dict[str, OutputRule] = {}
     for each in reader.items(node, "output_rules", checks.RULES_MAX):
         rule = _rule(reader, each)
-        if rule.id in read:
+        if rule.id in by_id:
             raise reader.error(each, f"two rules about outputs are called {rule.id!r}; rename one")
-        read[rule.id] = rule
-    return tuple(read.values())
+        by_id[rule.id] = rule
+    return tuple(by_id.values())
 
 
 def _topics(reader: YamlReader, node: YamlNode) -> dict[str, OutputScanMode]:
@@ -88,24 +88,24 @@ def _match(reader: YamlReader, node: YamlNode) -> OutputMatch:
             "content_patterns": lambda value: _checked_strings(reader, value, checks.check_pattern),
             "scanners": lambda value: _choices(reader, value, "a scanner", SCANNERS),
             "detectors": lambda value: _choices(reader, value, "a detector", DETECTORS),
-            "labels": lambda value: {key: reader.string(held) for key, held in reader.pairs(value, "labels")},
+            "labels": lambda value: {key: reader.string(label) for key, label in reader.pairs(value, "labels")},
             "output_size_gt": size("output_size_gt"),
             "max_output_bytes": size("max_output_bytes"),
             "has_error": lambda value: reader.boolean(value, "has_error"),
         },
     )
-    for name, words in found.items():
-        if isinstance(words, tuple) and len(words) > checks.LIST_ENTRIES_MAX:
+    for name, values in found.items():
+        if isinstance(values, tuple) and len(values) > checks.LIST_ENTRIES_MAX:
             raise reader.error(node, f"{name} has more than {checks.LIST_ENTRIES_MAX} entries; use two rules")
     return OutputMatch(**found)
 
 
 def _checked_strings(reader: YamlReader, node: YamlNode, check: Any) -> tuple[str, ...]:
-    words = reader.strings(node)
+    values = reader.strings(node)
     nodes = getattr(node, "items", (node,))
-    for each, word in zip(nodes, words, strict=True):
-        _check_at(reader, each, check, word)
-    return words
+    for each, text in zip(nodes, values, strict=True):
+        _check_at(reader, each, check, text)
+    return values
 
 
 def _choices(reader: YamlReader, node: YamlNode, what: str, known: dict[str, Any]) -> tuple[Any, ...]:
@@ -113,8 +113,8 @@ def _choices(reader: YamlReader, node: YamlNode, what: str, known: dict[str, Any
     return tuple(reader.one_of(each, what, known) for each in nodes)
 
 
-def _check_at(reader: YamlReader, node: YamlNode, check: Any, word: str) -> None:
+def _check_at(reader: YamlReader, node: YamlNode, check: Any, text: str) -> None:
     try:
-        check(word)
-    except InvalidInput as wrong:
-        raise reader.error(node, wrong.sentence) from None
+        check(text)
+    except InvalidInput as error:
+        raise reader.error(node, error.sentence) from None

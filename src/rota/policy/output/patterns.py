@@ -1,7 +1,7 @@
-"""What scanners look for: patterns of secrets, personal data and injections. No I/O.
+"""The patterns that scanners search for: secrets, personal data and injections. No I/O.
 
-A pattern finds candidates, `confirm` looks closer where the shape alone says too little (check digits, entropy). The
-text that is kept from readers is its first group, which has no longest length: what lies behind one would be left.
+A pattern finds candidates; `confirm` checks them further where the shape alone is not enough (check digits, entropy).
+The first group is the text to redact. It has no maximum length: anything beyond one would stay readable.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rota.model.policy.outputs import Severity
 from rota.policy.output.rules import Regex, compile_pattern
 
 ENTROPY_MIN: Final = 3.5
-"""Bits for each character; English has about 2.5 to 3 at such lengths, a random base64 text more than 4."""
+"""Bits per character; English has about 2.5 to 3 at such lengths, random base64 more than 4."""
 ENTROPY_BYTES: Final = 500
-"""What a text begins with tells: a long tail of one letter hides nothing."""
+"""Only the start of a text counts: a long tail of one letter must not lower its entropy."""
 
 
 class ScanPattern(NamedTuple):
@@ -29,7 +29,7 @@ class ScanPattern(NamedTuple):
     regex: Regex
     confirm: Callable[[bytes], bool] | None = None
     group: int = 0
-    """The part of a match that is meant; 0: all of it."""
+    """The group to redact; 0: the whole match."""
 
 
 _CARDS: Final = (
@@ -39,13 +39,13 @@ _CARDS: Final = (
     (("30", "36", "38"), (14,)),
     (("60", "62", "64", "65"), (16, 17, 18, 19)),
 )
-"""How numbers of cards begin, and how many digits those have."""
+"""Prefixes of card numbers, and their lengths in digits."""
 
 
 def is_card(text: bytes) -> bool:
-    """One number in ten has the right check digit by chance, so its beginning and length must fit, too."""
+    """One number in ten has a valid check digit by chance, so prefix and length must match too."""
     number = bytes(text).translate(None, b" -").decode()
-    if not any(number.startswith(begins) and len(number) in lengths for begins, lengths in _CARDS):
+    if not any(number.startswith(prefixes) and len(number) in lengths for prefixes, lengths in _CARDS):
         return False
     digits = [int(each) for each in number]
     doubled = [
@@ -58,8 +58,12 @@ def is_iban(text: bytes) -> bool:
     packed = bytes(text).replace(b" ", b"").upper()
     if not 15 <= len(packed) <= 34:
         return False
-    turned = (packed[4:] + packed[:4]).decode(errors="replace")
-    return turned.isalnum() and turned.isascii() and int("".join(str(int(each, 36)) for each in turned)) % 97 == 1
+    rearranged = (packed[4:] + packed[:4]).decode(errors="replace")
+    return (
+        rearranged.isalnum()
+        and rearranged.isascii()
+        and int("".join(str(int(each, 36)) for each in rearranged)) % 97 == 1
+    )
 
 
 def is_social_security(text: bytes) -> bool:
@@ -68,13 +72,13 @@ def is_social_security(text: bytes) -> bool:
 
 
 def is_random(text: bytes) -> bool:
-    begin = bytes(text[:ENTROPY_BYTES])
-    counts = Counter(begin).values()
-    return -sum(n / len(begin) * log2(n / len(begin)) for n in counts) >= ENTROPY_MIN
+    start = bytes(text[:ENTROPY_BYTES])
+    counts = Counter(start).values()
+    return -sum(n / len(start) * log2(n / len(start)) for n in counts) >= ENTROPY_MIN
 
 
 def is_not_placeholder(text: bytes) -> bool:
-    """A password that stands for one, as in an example, is none."""
+    """False for a placeholder password, as in examples."""
     return bytes(text).strip(b"*x.<>[]${}") != b"" and b"REDACTED" not in text
 
 
@@ -134,7 +138,7 @@ _INJECTIONS: Final[PatternRows] = (
 
 @cache
 def built_in_patterns() -> tuple[ScanPattern, ...]:
-    """Compiled once, when the first policy is."""
+    """Compiled once, with the first policy."""
     tables = (
         ("secret", "secret_leak", _SECRETS),
         ("pii", "pii", _PERSONAL),
@@ -162,8 +166,8 @@ def rule_patterns(patterns: Sequence[str], severity: Severity) -> tuple[ScanPatt
     )
 
 
-def keyword_patterns(words: Sequence[str], severity: Severity) -> tuple[ScanPattern, ...]:
+def keyword_patterns(keywords: Sequence[str], severity: Severity) -> tuple[ScanPattern, ...]:
     return tuple(
         ScanPattern("keywords", "keyword", f"keyword {at}", severity, compile_pattern(each, word=True))
-        for at, each in enumerate(words, 1)
+        for at, each in enumerate(keywords, 1)
     )

@@ -1,4 +1,4 @@
-"""Rules about outputs, as a policy file has them, and what they are without one. No I/O.
+"""Rules for outputs as a policy file defines them, and the built-in ones. No I/O.
 
     output_policy:
       fail_mode: pass
@@ -10,8 +10,8 @@
         severity: critical
         reason: A secret was found in the output.
 
-All that a `match` names must hold; of a list any one will do. The first rule that matches decides. What is wrong is
-told with `facts["path"]`, the way to it in the file, so that whoever read the file can name the line.
+All parts of a `match` must hold; one entry of a list suffices. The first matching rule decides. Errors carry
+`facts["path"]`, the path in the file, so that the reader of the file can name the line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rota.model.policy.outputs import OutputEffect, OutputScanMode, Severity
 
 RULES_MAX: Final = 1000
 LIST_ENTRIES_MAX: Final = 200
-"""Of one list in a match."""
+"""Per list in a match."""
 PATTERN_MAX: Final = 1000
 GLOB_MAX: Final = 200
 LARGE_BYTES: Final = 10 * 1024 * 1024
@@ -40,7 +40,7 @@ Detector = Literal["secret_leak", "pii", "code_injection"]
 
 
 class OutputMatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Shows, tenants, topics, capabilities and content types are globs; `keywords` are words, in any case."""
+    """Shows, tenants, topics, capabilities and content types are globs; `keywords` are case-insensitive."""
 
     shows: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
@@ -52,9 +52,9 @@ class OutputMatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     output_size_gt: int = -1
     """Bytes; -1: any size."""
     max_output_bytes: int = -1
-    """The same: it matches what is larger."""
+    """The same: matches larger outputs."""
     has_error: bool | None = None
-    """True: the error text of frames that failed. Left out: those and outputs alike."""
+    """True: error texts of failed frames. None: both error texts and outputs."""
     scanners: tuple[ScannerName, ...] = ()
     detectors: tuple[Detector, ...] = ()
     content_patterns: tuple[str, ...] = ()
@@ -76,12 +76,12 @@ class OutputRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OutputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`output_policy` of a file. Its modes go before the setting `output_policy.fail_mode`."""
+    """The section `output_policy`. Its modes override the setting `output_policy.fail_mode`."""
 
     enabled: bool = True
     fail_mode: OutputScanMode | None = None
     topics: dict[str, OutputScanMode] = {}
-    """By glob, the first that fits."""
+    """By glob; the first match applies."""
 
 
 class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,38 +128,38 @@ DEFAULT_RULES: Final = (
         reason="The output is larger than 10 MiB.",
     ),
 )
-"""Where a file has no `output_rules`."""
+"""The rules if a file has no `output_rules`."""
 
 
-def snapshot_id(given: OutputRules) -> str:
-    """What these rules go by where no file names them all: a hash of what they say."""
-    return f"outputs:{sha256(msgspec.json.encode(given, order='deterministic')).hexdigest()[:16]}"
+def snapshot_id(rules: OutputRules) -> str:
+    """The id of rules that come from no file: a hash of their content."""
+    return f"outputs:{sha256(msgspec.json.encode(rules, order='deterministic')).hexdigest()[:16]}"
 
 
-def check_rules(given: OutputRules) -> OutputRules:
-    """The rules, if they can be used."""
-    if len(given.rules) > RULES_MAX:
-        raise _invalid(f"{len(given.rules)} rules about outputs are too many: use at most {RULES_MAX}.", "output_rules")
-    for glob in given.section.topics:
+def check_rules(rules: OutputRules) -> OutputRules:
+    """Validate the rules and return them."""
+    if len(rules.rules) > RULES_MAX:
+        raise _invalid(f"{len(rules.rules)} rules about outputs are too many: use at most {RULES_MAX}.", "output_rules")
+    for glob in rules.section.topics:
         check_glob(glob, "output_policy", "topics", glob)
-    seen: set[str] = set()
-    for at, rule in enumerate(given.rules):
+    ids: set[str] = set()
+    for at, rule in enumerate(rules.rules):
         if not rule.id or len(rule.id) > GLOB_MAX or not rule.id.isprintable():
             raise _invalid(
                 "A rule about outputs needs an id of 1 to 200 printable characters.", "output_rules", at, "id"
             )
-        if rule.id in seen:
+        if rule.id in ids:
             raise _invalid(f"Two rules about outputs are called {rule.id!r}: rename one.", "output_rules", at, "id")
-        seen.add(rule.id)
+        ids.add(rule.id)
         _check_match(rule.match, ("output_rules", at, "match"))
-    return given
+    return rules
 
 
 def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
     for name in ("shows", "tenants", "topics", "capabilities", "content_types", "risk_tags", "keywords"):
-        words: tuple[str, ...] = getattr(match, name)
-        _check_count(words, *path, name)
-        for at, word in enumerate(words):
+        entries: tuple[str, ...] = getattr(match, name)
+        _check_count(entries, *path, name)
+        for at, word in enumerate(entries):
             if name in ("keywords", "risk_tags"):
                 _check_keyword(word, *path, name, at)
             else:
@@ -172,8 +172,8 @@ def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
             raise _invalid(f"{name} of a rule about outputs must be a number of bytes.", *path, name)
 
 
-def _check_count(words: Iterable[str], *path: str | int) -> None:
-    if len(list(words)) > LIST_ENTRIES_MAX:
+def _check_count(entries: Iterable[str], *path: str | int) -> None:
+    if len(list(entries)) > LIST_ENTRIES_MAX:
         raise _invalid(
             f"{path[-1]} of a rule about outputs has more than {LIST_ENTRIES_MAX} entries: use two rules.", *path
         )
@@ -192,16 +192,16 @@ def check_glob(glob: str, *path: str | int) -> None:
 
 
 def check_pattern(pattern: str, *path: str | int) -> None:
-    """RE2 takes time in proportion to the text, whatever the pattern; what it cannot do is refused here."""
+    """RE2 is linear in the text for any pattern; unsupported patterns are refused here."""
     if len(pattern) > PATTERN_MAX or r"\C" in pattern:
         raise _invalid(
             f"A pattern of {len(pattern)} characters cannot be used: at most {PATTERN_MAX}, and none of \\C.", *path
         )
     try:
-        empty = compile_pattern(pattern).search(b"") is not None
+        matches_empty = compile_pattern(pattern).search(b"") is not None
     except ValueError as error:
         raise _invalid(f"{pattern[:40]!r} is no pattern that RE2 knows: {error}.", *path) from None
-    if empty:
+    if matches_empty:
         raise _invalid(f"{pattern[:40]!r} matches a text without any character, so it would match everywhere.", *path)
 
 
@@ -210,14 +210,14 @@ class RegexMatch(Protocol):
 
 
 class Regex(Protocol):
-    """Of RE2, over bytes."""
+    """An RE2 pattern over bytes."""
 
     def search(self, text: bytes, pos: int = 0, /) -> RegexMatch | None: ...
 
 
 def compile_pattern(pattern: str, *, word: bool = False) -> Regex:
-    """A pattern, or a word as it stands, in any case; ValueError says what is wrong with it."""
-    import re2  # type: ignore[import-untyped]  # ships no types; loaded where outputs are looked into
+    """Compile a pattern, or with `word` a case-insensitive literal. ValueError explains an invalid pattern."""
+    import re2  # type: ignore[import-untyped]  # ships no types; loaded only where outputs are scanned
 
     options = re2.Options()
     options.log_errors = False
@@ -226,8 +226,10 @@ def compile_pattern(pattern: str, *, word: bool = False) -> Regex:
     try:
         found: Regex = re2.compile(pattern.encode(), options)
     except re2.error as error:
-        told = error.args[0] if error.args else "it cannot be compiled"
-        raise ValueError((told.decode(errors="replace") if isinstance(told, bytes) else str(told))[:100]) from None
+        message = error.args[0] if error.args else "it cannot be compiled"
+        raise ValueError(
+            (message.decode(errors="replace") if isinstance(message, bytes) else str(message))[:100]
+        ) from None
     return found
 
 

@@ -1,7 +1,7 @@
-"""Looking for patterns in an output. No I/O; takes time in proportion to the text, and no more of it than it may.
+"""Searches outputs for patterns. No I/O; linear in the text, with a deadline.
 
-RE2 never goes back in a text, so no pattern can take long; what is bounded here is how much is found and how long all
-of it together may take. Who is out of time knows nothing of the output, and what that means is for the caller.
+RE2 does not backtrack, so no pattern can be slow; this module bounds the number of hits and the total time. After a
+timeout nothing is known about the output, and the caller decides what that means.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from rota.policy.output.patterns import ScanPattern, scanner_patterns
 from rota.policy.output.text_extraction import ScanTarget, format_path
 
 HITS_MAX: Final = 1000
-"""In one body. What has more is redacted or kept back as a whole."""
+"""Per body. A body with more is redacted or quarantined as a whole."""
 FINDINGS_MAX: Final = 50
-"""In a record; there is no use in more."""
+"""Per stored record."""
 KEY_CHARS_MAX: Final = 40
 REJECTED_BYTES_MAX: Final = 64
-"""Bytes: a shorter candidate that is none may hide one that begins within it, as a number right before a card does."""
+"""Bytes: a rejected candidate up to this length may hide a real one that starts within it, such as a card number after
+a digit; the search resumes at its second byte."""
 
 
 class Hit(NamedTuple):
@@ -30,7 +31,7 @@ class Hit(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """What was found in one body."""
+    """The hits in one body."""
 
     body: ScanTarget
     hits: list[Hit]
@@ -43,24 +44,24 @@ class Hits(NamedTuple):
         return [span for hit in self.hits for span in self.body.spans(hit.begin, hit.end)]
 
     def findings(self) -> list[ScanFinding]:
-        known = {hit.pattern.regex for hit in self.hits}
+        regexes = {hit.pattern.regex for hit in self.hits}
 
-        def is_told(name: str) -> bool:
-            return is_safe_name(name) and not any(regex.search(name.encode()) for regex in known)
+        def is_reportable(name: str) -> bool:
+            return is_safe_name(name) and not any(regex.search(name.encode()) for regex in regexes)
 
-        return [self._finding(hit, is_told) for hit in self.hits[:FINDINGS_MAX]]
+        return [self._finding(hit, is_reportable) for hit in self.hits[:FINDINGS_MAX]]
 
-    def _finding(self, hit: Hit, is_told: Callable[[str], bool]) -> ScanFinding:
+    def _finding(self, hit: Hit, is_reportable: Callable[[str], bool]) -> ScanFinding:
         pattern = hit.pattern
         spans = self.body.spans(hit.begin, hit.end)
         at, begin, end = spans[0] if spans else (0, 0, 0)
-        piece = self.body.pieces[at]
-        offset, length = piece.reported_span(*piece.align_span(begin, end))
+        fragment = self.body.pieces[at]
+        offset, length = fragment.reported_span(*fragment.align_span(begin, end))
         return ScanFinding(
             type=pattern.type,
             scanner=pattern.scanner,
             name=pattern.name,
-            where=self.body.name + format_path(piece.path, is_told),
+            where=self.body.name + format_path(fragment.path, is_reportable),
             offset=offset,
             length=length,
             severity=pattern.severity,
@@ -68,7 +69,7 @@ class Hits(NamedTuple):
 
 
 def find_hits(body: ScanTarget, patterns: Sequence[ScanPattern], until_s: float) -> Hits:
-    """All that these patterns find; TimeoutError once the monotonic clock is past `until_s`."""
+    """All hits of the patterns; TimeoutError once the monotonic clock passes `until_s`."""
     hits: list[Hit] = []
     for pattern in patterns:
         for hit in _search(body.text, pattern, until_s):
@@ -97,7 +98,7 @@ def _check_deadline(until_s: float) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a key of a mapping may be told to those who must not see what it names."""
+    """Whether a mapping key may be shown to people who must not see its value."""
     if len(name) > KEY_CHARS_MAX or not name.replace("_", "").replace("-", "").isalnum():
         return False
     data = name.encode()
