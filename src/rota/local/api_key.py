@@ -1,10 +1,10 @@
-"""The API that this machine's programs call, and the key they call it with: the CLI and the SDK ask here.
+"""URL and key of the API that the CLI and the SDK on this machine use.
 
     <data>/api.key            the admin key of this `rota up`, one line, 0600
-    <data>/up.json            where it listens, while it is up
+    <data>/up.json            the address it listens on, while it is up
 
-What is set (`api.url`, `api.key`) comes first. The key of the data directory is for the API of that data directory and
-is never sent elsewhere: whoever sets another URL sets a key, too.
+The settings `api.url` and `api.key` take precedence. The key of a data directory is only sent to the API of that data
+directory: with another URL, set a key too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY_FILE: Final = "api.key"
 
 
 class ApiEndpoint(msgspec.Struct, frozen=True):
-    """Where the API is, and the text of the key to show there."""
+    """The URL of the API, and the text of the key."""
 
     url: str
     key: str
@@ -37,14 +37,14 @@ class ApiEndpoint(msgspec.Struct, frozen=True):
 
 
 class _UpFile(msgspec.Struct):
-    """The part of `up.json` that matters here."""
+    """The part of `up.json` that is read here."""
 
     pid: int
     listen: str
 
 
 def find_endpoint(settings: Settings) -> ApiEndpoint:
-    """The API to call: the one that is set, or that of the `rota up` of this data directory."""
+    """The API to call: from the settings, or of the `rota up` of this data directory."""
     api, folder = settings.api, resolve_data_dir(Path(settings.local.data_dir))
     if api.url is not None:
         if api.key is None:
@@ -62,7 +62,7 @@ def find_endpoint(settings: Settings) -> ApiEndpoint:
 
 
 def read_key(folder: Path) -> PlainKey | None:
-    """The key that lies in the data directory; None when there is none, or what lies there is none."""
+    """The key in the data directory; None if it is missing or invalid."""
     try:
         text = (folder / KEY_FILE).read_text("utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):

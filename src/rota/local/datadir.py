@@ -1,12 +1,12 @@
-"""The data directory: who owns it, which ports and passwords its servers use.
+"""The data directory: its owner, and the ports and passwords of its servers.
 
-    <data>/lock               exclusive flock of the owner, inherited by the servers; says who the owner is
+    <data>/lock               exclusive flock of the owner, inherited by the servers; names the owner
     <data>/state.json         ports, so that URLs survive a restart
     <data>/credentials.json   generated passwords, 0600
     <data>/api.key            key of the API, 0600; see `api_key`
-    <data>/{postgres,redis,nats}/  what each server keeps, <data>/log/ what it says
+    <data>/{postgres,redis,nats}/  the data of each server; <data>/log/ their logs
 
-Files are replaced by rename, so a reader or a crash never sees half of one.
+Files are replaced by rename, so neither a reader nor a crash sees a partial file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from rota.model.errors import DataDirInUse, DiskFull, InvalidSetting, PortTaken,
 T = TypeVar("T")
 LINUX: bool = sys.platform.startswith("linux")
 SERVERS = ("postgres", "redis", "nats")
-# A killed owner's servers need a moment to stop in order; a live owner is told at once.
+# The servers of a killed owner need time to stop cleanly; with a live owner, fail fast.
 ORPHANS_TIMEOUT_S = 20.0
 OWNER_TIMEOUT_S = 0.2
 POLL_INTERVAL_S = 0.02
-# Below the range that systems take outgoing connections' ports from: while a killed server is being started again, its
-# port must not go to somebody's connection.
+# Below the ephemeral port range: while a killed server restarts, no outgoing connection may take its port.
 PORT_RANGE = range(20_000, 32_000)
 PORT_ATTEMPTS_MAX = 100
 FREE_MIN_NEW_CLUSTER_MB = 96
@@ -45,7 +44,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class DataDirState(msgspec.Struct):
-    """What `state.json` holds."""
+    """The content of `state.json`."""
 
     ports: dict[str, Port] = {}
 
@@ -63,7 +62,7 @@ class DataDir:
 
     @classmethod
     def claim(cls, path: Path) -> DataDir:
-        """Own `path`, making it if need be; waits for servers of a killed owner, never for a live one."""
+        """Own `path`, creating it if needed; waits for servers of a killed owner, never for a live owner."""
         path = resolve_data_dir(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +78,7 @@ class DataDir:
             raise
 
     def prepare(self) -> None:
-        """Make folders and passwords that are not there yet, and see that there is room to start."""
+        """Create missing folders and passwords, and check the free disk space."""
         try:
             self._check_disk_space()
             self._check_passwords()
@@ -113,9 +112,9 @@ class DataDir:
             )
 
     def port(self, name: str) -> int:
-        """The port kept for `name` if it is still free, else another free one, which is kept."""
-        kept = self.ports.get(name)
-        if kept is None or not port_is_free(kept):
+        """The stored port of `name` if it is still free, else another free one, which is stored."""
+        stored = self.ports.get(name)
+        if stored is None or not port_is_free(stored):
             self.ports[name] = _free_port()
             self.save()
         return self.ports[name]
@@ -132,7 +131,7 @@ class DataDir:
 
 
 class DataDirOwner(msgspec.Struct, frozen=True):
-    """Who holds a data directory. A pid alone may have gone to a stranger; with its start time it names one process."""
+    """The owner of a data directory. Pids are reused; with the start time a pid identifies one process."""
 
     pid: int
     started: str = ""
@@ -143,18 +142,18 @@ class DataDirOwner(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs; where no start time can be had, whether one of that pid does."""
+        """Whether that process still runs; without a start time, whether any process has that pid."""
         if LINUX:
             return bool(self.started) and _start_time(self.pid) == self.started
         return _pid_exists(self.pid)
 
 
 UNKNOWN_OWNER = DataDirOwner(0)
-"""Somebody holds the lock and has not signed it yet, or only servers of a killed owner do."""
+"""A process holds the lock and has not written its pid yet, or only servers of a killed owner hold it."""
 
 
 def owner_of(path: Path) -> DataDirOwner | None:
-    """Who owns the data directory at `path`; None when nobody does."""
+    """The owner of the data directory at `path`; None if there is none."""
     try:
         fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +170,7 @@ def owner_of(path: Path) -> DataDirOwner | None:
 
 
 def resolve_data_dir(path: Path) -> Path:
-    """`path` as it is on this machine: absolute, with `~` and links followed."""
+    """The absolute path, with `~` and links resolved."""
     try:
         found = path.expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:
@@ -192,13 +191,13 @@ def port_is_free(port: int) -> bool:
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Replace `path` with `content` in one step, readable by its owner alone."""
-    beside = path.with_name(f"{path.name}.new")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    """Atomically replace `path` with `content`, readable by its owner only."""
+    temporary = path.with_name(f"{path.name}.new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def _lock(fd: int, path: Path) -> None:
@@ -208,8 +207,8 @@ def _lock(fd: int, path: Path) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = _read_owner(fd)
-            patience_s = OWNER_TIMEOUT_S if owner.alive else ORPHANS_TIMEOUT_S
-            if time.monotonic() - began > patience_s:
+            timeout_s = OWNER_TIMEOUT_S if owner.alive else ORPHANS_TIMEOUT_S
+            if time.monotonic() - began > timeout_s:
                 raise DataDirInUse(
                     f"{path} is in use by process {owner.pid or 'unknown'}; run `rota down` first, "
                     "or set local.data-dir to another directory."
@@ -232,7 +231,7 @@ def _read_owner(fd: int) -> DataDirOwner:
 
 
 def _start_time(pid: int) -> str | None:
-    """When process `pid` was started, in the kernel's own count; None when it does not run (any more)."""
+    """The start time of process `pid` in kernel clock ticks; None if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -258,9 +257,9 @@ def _free_port() -> int:
     raise PortTaken(f"No free port was found between {PORT_RANGE.start} and {PORT_RANGE.stop}; set local.*.port.")
 
 
-def _read_json(path: Path, shape: type[T], default: T) -> T:
+def _read_json(path: Path, kind: type[T], default: T) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=shape)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return default
     except OSError as error:
@@ -270,7 +269,7 @@ def _read_json(path: Path, shape: type[T], default: T) -> T:
 
 
 def unusable_path_error(path: Path, error: OSError) -> SetupFailed:
-    """What to tell when the system does not let us work there."""
+    """The error for a path that the system does not let us use."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(f"No space left at {path}; make room there, or set local.data-dir to another disk.")
     return SetupFailed(f"{path} cannot be used ({error.strerror}); set local.data-dir to a directory of yours.")

@@ -1,10 +1,10 @@
-"""Who the servers run as. PostgreSQL refuses uid 0, so a root owner needs a way to be somebody else.
+"""The account the servers run as. PostgreSQL refuses uid 0, so a root owner needs another identity.
 
-* `userns`: a private user namespace maps root to an ordinary uid. Files stay root's, nothing is chowned, no account is
-  made, and it works below a 0700 home. The default where the kernel allows it.
-* `setuid`: run as `postgres` or `nobody`. The data directory is given to that account; binaries below a closed
-  directory are copied to a private folder that account can read. For hosts that forbid user namespaces.
-* `plain`: the owner is no root; nothing to do.
+* `userns`: a private user namespace maps root to an ordinary uid. Files stay owned by root, nothing is chowned, no
+  account is created, and it works below a 0700 home. The default where the kernel allows it.
+* `setuid`: run as `postgres` or `nobody`. The data directory is chowned to that account; binaries below a closed
+  directory are copied to a private folder that the account can read. For hosts that forbid user namespaces.
+* `plain`: the owner is not root; nothing to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RootMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Words for `launch` that make a process somebody, and the account that must own its files (if another)."""
+    """Arguments for `launch` that change the identity, and the account that must own the files (None: unchanged)."""
 
     mode: str
     words: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Identity:
     gid: int | None = None
 
     def chown(self, path: Path) -> None:
-        """Make `path` and what is in it belong to the account the server runs as."""
+        """Chown `path` recursively to the account the server runs as."""
         if self.uid is None or self.gid is None or not path.exists() or path.stat().st_uid == self.uid:
             return
         for folder, _, names in os.walk(path):
@@ -57,15 +57,15 @@ def postgres_identity(mode: RootMode, data_dir: Path) -> Identity:
         return OWN_IDENTITY
     mapped = _account("daemon", "bin", "nobody")
     if mode is not RootMode.SETUID:
-        words = ("--userns", f"{mapped.pw_uid}:{mapped.pw_gid}")
-        if _can_launch(words):
-            return Identity("userns", words, uid=0, gid=0)
+        args = ("--userns", f"{mapped.pw_uid}:{mapped.pw_gid}")
+        if _can_launch(args):
+            return Identity("userns", args, uid=0, gid=0)
         if mode is RootMode.USERNS:
             raise SetupFailed(
                 "This host does not allow user namespaces; set local.root-mode to setuid, or run Rota as a plain user."
             )
     account = _account("postgres", "nobody")
-    # The account must pass through; every file in it that matters is closed by itself.
+    # The account must be able to traverse it; every sensitive file in it has its own permissions.
     data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | stat.S_IXOTH)
     if not _is_world_accessible(data_dir):
         raise SetupFailed(
@@ -83,7 +83,7 @@ def readable_bin_dir(bin_dir: Path, identity: Identity, data_dir: Path) -> Path:
     copy = data_dir / "postgres-install"
     if not (copy / ".complete").exists():
         shutil.rmtree(copy, ignore_errors=True)
-        # The wheel's libraries lie beside the package and are found by a relative path.
+        # The wheel's libraries are beside the package and loaded by a relative path.
         for source in (install, install.parent / f"{install.name}.libs"):
             if source.is_dir():
                 shutil.copytree(source, copy / source.name, ignore=shutil.ignore_patterns("include", "__pycache__"))
@@ -101,8 +101,8 @@ def _account(*names: str) -> pwd.struct_passwd:
     raise SetupFailed(f"None of the accounts {', '.join(names)} exists here; run Rota as a plain user.")
 
 
-def _can_launch(words: tuple[str, ...]) -> bool:
-    argv = [sys.executable, "-I", "-S", str(LAUNCHER), "--parent", str(os.getpid()), "--deathsig", "9", *words]
+def _can_launch(args: tuple[str, ...]) -> bool:
+    argv = [sys.executable, "-I", "-S", str(LAUNCHER), "--parent", str(os.getpid()), "--deathsig", "9", *args]
     return subprocess.run([*argv, "--", "/bin/true"], capture_output=True, timeout=10, check=False).returncode == 0
 
 

@@ -1,13 +1,13 @@
-"""Runs before a server in the server's own process, then becomes it. Started as a file, with no site packages.
+"""Runs in the process of a server before it, then execs the server. Started as a file, without site packages.
 
     launch.py --parent PID --deathsig N [--userns UID:GID | --setuid UID:GID] [--stdin FILE] [--guard] -- ARGV...
 
-What must happen between fork and exec happens here instead of in a `preexec_fn`, which is unsafe as soon as the parent
-has a thread. Order matters: changing credentials clears the parent-death signal, so it is set last, and the parent is
-checked after that, because it may have died before the signal was armed.
+Does the work between fork and exec here instead of in a `preexec_fn`, which is unsafe once the parent has threads.
+Order matters: changing credentials clears the parent-death signal, so it is set last; the parent is checked after
+that, because it may have died before the signal was armed.
 
-`--guard` is for systems without a parent-death signal: this process stays, hands signals on, and stops the server when
-the owner's end of its standard input closes, which the kernel does even for an owner killed with -9.
+`--guard` is for systems without a parent-death signal: this process stays, forwards signals, and stops the server when
+the owner's end of its standard input closes, which the kernel does even after SIGKILL of the owner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> NoReturn:
     os.execv(options.argv[0], options.argv)  # noqa: S606  an argv list, no shell
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def _parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--deathsig", type=int, required=True)
@@ -53,7 +53,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--stdin", default="")
     parser.add_argument("--guard", action="store_true")
     parser.add_argument("argv", nargs="+")
-    return parser.parse_args(words)
+    return parser.parse_args(args)
 
 
 def _uid_gid(text: str) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def _uid_gid(text: str) -> tuple[int, int]:
 
 
 def _libc() -> ctypes.CDLL | None:
-    """Loaded before credentials change: the new account may not be allowed to read this Python's library."""
+    """Load it before the credentials change: the new account may not be able to read the library."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes
@@ -71,7 +71,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _enter_user_namespace(libc: ctypes.CDLL | None, uid: int, gid: int) -> None:
-    """Become a non-root uid in a private user namespace; on disk we stay who we are, without capabilities."""
+    """Become a non-root uid in a private user namespace; on disk the uid stays the same, without capabilities."""
     outer_uid, outer_gid = os.geteuid(), os.getegid()
     if libc is None or libc.unshare(CLONE_NEWUSER) != 0:
         sys.exit("user namespaces are not allowed here")
@@ -97,11 +97,11 @@ def _die_with_parent(libc: ctypes.CDLL, deathsig: int, parent: int) -> None:
 
 
 def _guard(argv: list[str], deathsig: int, stdin: str) -> int:
-    handed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+    forwarded = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     lock_fds = [fd for fd in range(3, 32) if _is_open(fd)]
-    with open(stdin or os.devnull, "rb") as given:  # noqa: PTH123
-        child = subprocess.Popen(argv, stdin=given, pass_fds=lock_fds)
-    for number in handed_on:
+    with open(stdin or os.devnull, "rb") as stdin_file:  # noqa: PTH123
+        child = subprocess.Popen(argv, stdin=stdin_file, pass_fds=lock_fds)
+    for number in forwarded:
         signal.signal(number, lambda received, _frame: child.send_signal(received))
     threading.Thread(target=_stop_at_end_of_input, args=(child, deathsig), daemon=True).start()
     status = child.wait()

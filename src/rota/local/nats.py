@@ -1,4 +1,4 @@
-"""Local NATS with JetStream: loopback, one user with a password. PostgreSQL is the record; this carries messages."""
+"""Local NATS with JetStream: loopback, one user with a password. It only carries messages; PostgreSQL is the record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ jetstream {{ store_dir: {store}, max_memory_store: 256MB, max_file_store: 4GB }}
             allow_reconnect=False,
             connect_timeout=PROBE_TIMEOUT_S,
             max_reconnect_attempts=0,
-            # The library waits this long before its first retry, two seconds by default.
+            # The delay before the first retry; the default is two seconds.
             reconnect_time_wait=0.01,
             error_cb=_ignore_error,
         )
@@ -54,4 +54,4 @@ jetstream {{ store_dir: {store}, max_memory_store: 256MB, max_file_store: 4GB }}
 
 
 async def _ignore_error(_error: Exception) -> None:
-    """A server that is not up yet is no error; the start reports one if it never comes up."""
+    """Errors are expected until the server is up; `start` reports if it never comes up."""

@@ -19,11 +19,11 @@ ROLE = "rota"
 
 
 class PostgresServer(LocalServer):
-    """`durable=False` trades safety against a power cut for speed; a killed process loses nothing either way."""
+    """`durable=False` trades durability across a power cut for speed; a killed process loses nothing either way."""
 
     name = "postgres"
-    ask_to_stop = signal.SIGINT  # fast shutdown: sessions are ended, the cluster is left clean
-    insist = signal.SIGQUIT  # immediate shutdown; never SIGKILL, which leaves its children behind
+    stop_signal = signal.SIGINT  # fast shutdown: ends sessions, leaves the cluster clean
+    kill_signal = signal.SIGQUIT  # immediate shutdown; never SIGKILL, which leaves its children behind
 
     def __init__(
         self, home: DataDir, binary: Binary, fixed_port: int | None, *, root_mode: RootMode, durable: bool
@@ -52,11 +52,11 @@ class PostgresServer(LocalServer):
         return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{self.port}/{database}?sslmode=disable"
 
     def _check_version(self) -> None:
-        """Before anything is started: a cluster of another major version is never touched."""
-        made_by = self.data / "PG_VERSION"
-        if not made_by.exists():
+        """Checked before any start: never touch a cluster of another major version."""
+        version_file = self.data / "PG_VERSION"
+        if not version_file.exists():
             return
-        major = made_by.read_text().strip()
+        major = version_file.read_text().strip()
         if major != str(self.binary.version[0]):
             raise DataDirVersion(
                 f"{self.data} was made by PostgreSQL {major} and {self.binary.path} is {self.binary.label}; "
@@ -70,18 +70,18 @@ class PostgresServer(LocalServer):
             return
         if self.data.exists():
             raise SetupFailed(f"{self.data} holds no PostgreSQL cluster; move it away, or set local.data-dir.")
-        beside = self.dir / "data.new"
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(mode=0o700)
+        temporary = self.dir / "data.new"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
         password_file = self.dir / "password"
         write_private(password_file, self.password)
-        self._identity.chown(beside)
+        self._identity.chown(temporary)
         self._identity.chown(password_file)
         try:
-            await self._initdb(beside, password_file)
+            await self._initdb(temporary, password_file)
         finally:
             password_file.unlink()
-        beside.rename(self.data)
+        temporary.rename(self.data)
 
     async def _initdb(self, target: Path, password_file: Path) -> None:
         argv: list[str | Path] = [self._bin_dir / "initdb", "-D", target, "-U", ROLE, "-E", "UTF8", "--locale=C"]
@@ -117,12 +117,12 @@ class PostgresServer(LocalServer):
             "log_min_messages": "warning",
         }
         if not self.durable:
-            # Not synchronous_commit=off: that loses acknowledged commits when a mere process is killed.
+            # Not synchronous_commit=off: that would lose acknowledged commits when a process is killed.
             conf |= {"fsync": "off", "full_page_writes": "off"}
-        words: list[str | Path] = [self._bin_dir / "postgres", "-D", self.data]
+        args: list[str | Path] = [self._bin_dir / "postgres", "-D", self.data]
         for key, value in conf.items():
-            words += ["-c", f"{key}={value}"]
-        return words
+            args += ["-c", f"{key}={value}"]
+        return args
 
     async def probe(self) -> None:
         import asyncpg
@@ -148,6 +148,6 @@ class PostgresServer(LocalServer):
         finally:
             await connection.close()
 
-    def _is_retryable(self, said: str) -> bool:
-        # The children of a killed postmaster hold its shared memory for a few milliseconds more.
-        return super()._is_retryable(said) or "is still in use" in said or "already exists" in said
+    def _is_retryable(self, log_tail: str) -> bool:
+        # The children of a killed postmaster hold its shared memory for a few more milliseconds.
+        return super()._is_retryable(log_tail) or "is still in use" in log_tail or "already exists" in log_tail

@@ -1,7 +1,7 @@
 """Local Valkey (or Redis): loopback, a password, no persistence and no eviction.
 
-What is in it can always be rebuilt from PostgreSQL, so it is kept nowhere; and it must never drop a key on its own,
-because the books are counted from what it holds.
+Its data can always be rebuilt from PostgreSQL, so nothing is persisted. It must never evict a key, because the
+accounting counters live in it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class RedisServer(LocalServer):
         write_private(self._conf, "\n".join(lines) + "\n")
 
     def _cluster_options(self) -> list[str]:
-        """Ten thousand above its port, where its bus would be, are ports that connections have for a while."""
+        """Set the bus port: the default, port + 10000, is in the ephemeral range and may be taken."""
         return ["cluster-enabled yes", f"cluster-port {self.home.port('redis-bus')}"] if self.cluster else []
 
     def argv(self) -> list[str | Path]:
-        # From standard input: as an argument, a path with `[` or `*` is taken for a pattern, and a server that finds no
-        # file by it runs on its defaults, open to everybody.
+        # Read the configuration from standard input: a path argument with `[` or `*` is treated as a pattern, and if no
+        # file matches the server runs with its defaults, without a password.
         return [self.binary.path, "-"]
 
     @property
@@ -57,12 +57,12 @@ class RedisServer(LocalServer):
         return self._conf
 
     async def probe(self) -> None:
-        # By hand: importing the client takes longer than starting all three servers.
+        # Without the client library: importing it takes longer than starting all three servers.
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(f"AUTH {self.password}\r\nPING\r\n".encode())
-            answers = [await reader.readline() for _ in range(2)]
+            replies = [await reader.readline() for _ in range(2)]
         finally:
             writer.transport.abort()
-        if answers != [b"+OK\r\n", b"+PONG\r\n"]:
-            raise ConnectionError(f"unexpected answer to PING: {answers!r}")
+        if replies != [b"+OK\r\n", b"+PONG\r\n"]:
+            raise ConnectionError(f"unexpected answer to PING: {replies!r}")

@@ -1,4 +1,4 @@
-"""What the three servers have in common: a port, a password, a start that waits for a real answer, an orderly stop."""
+"""The base class of the three servers: port, password, a start that waits for a real reply, a clean stop."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ START_ATTEMPTS_MAX = 5
 
 
 class LocalServer(ABC):
-    """One local server. `start` returns when it has answered a real command."""
+    """One local server. `start` returns after it has replied to a real command."""
 
     name: ClassVar[str]
-    ask_to_stop: ClassVar[signal.Signals] = signal.SIGTERM
-    insist: ClassVar[signal.Signals] = signal.SIGKILL
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    kill_signal: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self, home: DataDir, binary: Binary, fixed_port: int | None) -> None:
         self.home = home
@@ -41,18 +41,18 @@ class LocalServer(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it answers, with its password."""
+        """Its URL with the password."""
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Write what it needs on disk before it starts; called again for each attempt."""
+        """Write its files before it starts; called again for each attempt."""
 
     @abstractmethod
     def argv(self) -> list[str | Path]: ...
 
     @abstractmethod
     async def probe(self) -> None:
-        """Ask it something; raises while it cannot answer."""
+        """Send a command; raises while the server cannot reply."""
 
     @property
     def dir(self) -> Path:
@@ -84,7 +84,7 @@ class LocalServer(ABC):
                 self.argv(),
                 log=self.log_path,
                 lock_fd=self.home.lock_fd,
-                die_with=self.ask_to_stop,
+                die_with=self.stop_signal,
                 cwd=self.dir,
                 stdin=self.stdin,
                 identity=self.identity,
@@ -95,13 +95,13 @@ class LocalServer(ABC):
         raise self._failure()
 
     async def restart(self) -> None:
-        """Start again where it was, so that URLs stay true; a clash with its own dying children is waited for."""
+        """Start again on the same port, so that URLs stay valid; waits out a conflict with its own dying children."""
         self.fixed_port = self.port
         await self.start()
 
     async def stop(self) -> None:
         if self.process:
-            await self.process.stop(self.ask_to_stop, self.insist, STOP_TIMEOUT_S)
+            await self.process.stop(self.stop_signal, self.kill_signal, STOP_TIMEOUT_S)
 
     def _choose_port(self) -> int:
         if self.fixed_port is None:
@@ -114,20 +114,20 @@ class LocalServer(ABC):
         return self.fixed_port
 
     async def _wait_ready(self) -> bool:
-        """True when it answers, False when it ended in a way that another attempt may mend."""
+        """True when it replies, False when it exited in a way that a retry may fix."""
         assert self.process
-        answered = asyncio.create_task(self._probe_until_ready())
-        ended = asyncio.create_task(self.process.wait())
+        ready = asyncio.create_task(self._probe_until_ready())
+        exited = asyncio.create_task(self.process.wait())
         try:
-            await asyncio.wait({answered, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            # Whoever holds a taken port may have answered in its place, so its own end is looked at first.
-            if self.process.status is None and answered.done():
-                await answered
+            await asyncio.wait({ready, exited}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            # Check its exit first: another process on the same port may have replied in its place.
+            if self.process.status is None and ready.done():
+                await ready
                 return True
         finally:
-            answered.cancel()
-            ended.cancel()
-            await asyncio.gather(answered, ended, return_exceptions=True)
+            ready.cancel()
+            exited.cancel()
+            await asyncio.gather(ready, exited, return_exceptions=True)
         if self.process.status is None:
             await self.stop()
             raise ServerFailed(
@@ -145,20 +145,20 @@ class LocalServer(ABC):
                     return await self.probe()
             except SetupFailed:
                 raise
-            except Exception:  # noqa: BLE001, S110  whatever it was, the server is not ready yet; bounded by the caller
+            except Exception:  # noqa: BLE001, S110  any error means not ready yet; the caller bounds the loop
                 pass
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, PROBE_INTERVAL_MAX_S)
 
-    def _is_retryable(self, said: str) -> bool:
-        return "ddress already in use" in said and self.fixed_port is None
+    def _is_retryable(self, log_tail: str) -> bool:
+        return "ddress already in use" in log_tail and self.fixed_port is None
 
     def _failure(self) -> ServerFailed | DiskFull | PortTaken:
         assert self.process
-        said = self.process.log_tail()
-        if "No space left on device" in said:
+        log_tail = self.process.log_tail()
+        if "No space left on device" in log_tail:
             return DiskFull(f"{self.binary.label} found no space left at {self.home.path}; make room there.")
-        if "ddress already in use" in said:
+        if "ddress already in use" in log_tail:
             return PortTaken(f"Port {self.port} for {self.binary.label} is taken; stop what uses it and try again.")
-        last = said.splitlines()[-1] if said else f"exit status {self.process.status}"
+        last = log_tail.splitlines()[-1] if log_tail else f"exit status {self.process.status}"
         return ServerFailed(f"{self.binary.label} did not start: {last} (its log: {self.log_path})")

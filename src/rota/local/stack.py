@@ -1,4 +1,4 @@
-"""The three servers together: started at once, watched, stopped in order."""
+"""Starts the three servers concurrently, restarts one that dies, and stops them cleanly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESTART_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What may be chosen about a local stack. A server that is used by URL is left out of `servers`."""
+    """Options of a local stack. `servers` omits those that are used by URL."""
 
     data_dir: Path
     servers: tuple[str, ...] = SERVERS
@@ -56,11 +56,11 @@ class LocalStack:
         self._stopping = False
 
     def url(self, name: str) -> str:
-        """Where `name` answers, with its password."""
+        """The URL of `name` with its password."""
         return self.servers[name].url
 
     async def start(self) -> None:
-        """All servers answer when this returns; when it raises, none is left running."""
+        """All servers are ready when this returns; if it raises, none is left running."""
         began = time.monotonic()
         self._home = DataDir.claim(self.options.data_dir)
         try:
@@ -99,19 +99,19 @@ class LocalStack:
 
     @property
     def service(self) -> Service:
-        """`watch` as a service; when it gives up, so does the process."""
+        """`watch` as a service; the process ends if it fails."""
         return Service("local_servers", self._serve, restarts=RestartPolicy(limit=0))
 
     async def _serve(self, life: Lifecycle) -> None:
         with _first_error():
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self.watch())
+                watch = tasks.create_task(self.watch())
                 life.ready()
                 await life.until_draining()
-                watching.cancel()
+                watch.cancel()
 
     async def watch(self) -> None:
-        """Start again, at the same URL, a server that dies; raises when one dies too often."""
+        """Restart a server that dies, at the same URL; raises if one dies too often."""
         with _first_error():
             async with asyncio.TaskGroup() as group:
                 for server in self.servers.values():
@@ -134,14 +134,14 @@ class LocalStack:
             log.warning("local_server_died", server=server.name, status=server.process.status)
             try:
                 await server.restart()
-            except (ServerFailed, PortTaken) as error:  # counted above, in the next round
+            except (ServerFailed, PortTaken) as error:  # counted above in the next iteration
                 log.warning("local_server_restart_failed", server=server.name, problem=error.sentence)
                 await asyncio.sleep(RESTART_PAUSE_S * len(restarts))
                 continue
             log.info("local_server_restarted", server=server.name, seconds=round(time.monotonic() - now, 3))
 
     async def stop(self) -> None:
-        """Stop every server in order and give the data directory up. May be called twice."""
+        """Stop every server cleanly and release the data directory. Idempotent."""
         self._stopping = True
         await asyncio.gather(*(server.stop() for server in self.servers.values()))
         if self._home:
@@ -151,8 +151,8 @@ class LocalStack:
 
 @contextmanager
 def _first_error() -> Iterator[None]:
-    """The first error of a group in place of the group: people read a sentence, and the others follow from it."""
+    """Raise the first error of a group instead of the group: users need one sentence, and the others follow from it."""
     try:
         yield
-    except BaseExceptionGroup as problems:
-        raise problems.exceptions[0] from None
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
