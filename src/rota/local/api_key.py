@@ -53,11 +53,11 @@ def find_endpoint(settings: Settings) -> ApiEndpoint:
     url, stored = _running_url(folder), read_key(folder)
     if url is None:
         raise InvalidSetting(
-            f"No API is known: set ROTA_API_URL and ROTA_API_KEY, or start Rota in {folder} with `rota up`."
+            f"No API is configured: set ROTA_API_URL and ROTA_API_KEY, or start Rota in {folder} with `rota up`."
         )
     key = api.key or (stored.text if stored else None)
     if key is None:
-        raise InvalidSetting(f"{folder / KEY_FILE} holds no key: start `rota up` again, which makes one.")
+        raise InvalidSetting(f"{folder / KEY_FILE} has no valid key: restart `rota up`, which creates one.")
     return ApiEndpoint(url, key)
 
 

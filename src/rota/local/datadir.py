@@ -98,7 +98,7 @@ class DataDir:
     def _check_passwords(self) -> None:
         if self._has_cluster and "postgres" not in self.passwords:
             raise SetupFailed(
-                f"{self.path / 'credentials.json'} is gone, and the cluster beside it cannot be opened without it; "
+                f"{self.path / 'credentials.json'} is missing, and the cluster cannot be opened without it: "
                 "restore it, or set local.data-dir to a new directory."
             )
 
@@ -107,8 +107,8 @@ class DataDir:
         free_mb = shutil.disk_usage(self.path).free // 2**20
         if free_mb < needed_mb:
             raise DiskFull(
-                f"{self.path} has {free_mb} MB free and Rota needs {needed_mb} MB to start; "
-                "make room there, or set local.data-dir to another disk."
+                f"{self.path} has {free_mb} MB free and Rota needs {needed_mb} MB to start: "
+                "free some space, or set local.data-dir to another disk."
             )
 
     def port(self, name: str) -> int:
@@ -174,9 +174,9 @@ def resolve_data_dir(path: Path) -> Path:
     try:
         found = path.expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidSetting(f"local.data-dir {str(path)!r} leads nowhere ({error}); correct it.") from error
+        raise InvalidSetting(f"local.data-dir {str(path)!r} cannot be resolved ({error}): correct it.") from error
     if not str(found).isprintable():
-        raise InvalidSetting(f"local.data-dir {str(found)!r} holds characters that cannot be printed; choose another.")
+        raise InvalidSetting(f"local.data-dir {str(found)!r} has unprintable characters: choose another path.")
     return found
 
 
@@ -210,7 +210,7 @@ def _lock(fd: int, path: Path) -> None:
             timeout_s = OWNER_TIMEOUT_S if owner.alive else ORPHANS_TIMEOUT_S
             if time.monotonic() - began > timeout_s:
                 raise DataDirInUse(
-                    f"{path} is in use by process {owner.pid or 'unknown'}; run `rota down` first, "
+                    f"{path} is in use by process {owner.pid or 'unknown'}: run `rota down` first, "
                     "or set local.data-dir to another directory."
                 ) from None
             time.sleep(POLL_INTERVAL_S)
@@ -254,7 +254,7 @@ def _free_port() -> int:
         port = PORT_RANGE.start + secrets.randbelow(len(PORT_RANGE))
         if port_is_free(port):
             return port
-    raise PortTaken(f"No free port was found between {PORT_RANGE.start} and {PORT_RANGE.stop}; set local.*.port.")
+    raise PortTaken(f"No free port was found between {PORT_RANGE.start} and {PORT_RANGE.stop}: set local.*.port.")
 
 
 def _read_json(path: Path, kind: type[T], default: T) -> T:
@@ -265,11 +265,13 @@ def _read_json(path: Path, kind: type[T], default: T) -> T:
     except OSError as error:
         raise unusable_path_error(path, error) from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise SetupFailed(f"{path} is damaged ({error}); restore it, or remove {path.parent} to start anew.") from error
+        raise SetupFailed(f"{path} is damaged ({error}): restore it, or remove {path.parent} to start over.") from error
 
 
 def unusable_path_error(path: Path, error: OSError) -> SetupFailed:
     """The error for a path that the system does not let us use."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskFull(f"No space left at {path}; make room there, or set local.data-dir to another disk.")
-    return SetupFailed(f"{path} cannot be used ({error.strerror}); set local.data-dir to a directory of yours.")
+        return DiskFull(f"No space left at {path}: free some space, or set local.data-dir to another disk.")
+    return SetupFailed(
+        f"{path} cannot be used ({error.strerror}): set local.data-dir to a directory that you can write."
+    )

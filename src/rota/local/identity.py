@@ -62,15 +62,15 @@ def postgres_identity(mode: RootMode, data_dir: Path) -> Identity:
             return Identity("userns", args, uid=0, gid=0)
         if mode is RootMode.USERNS:
             raise SetupFailed(
-                "This host does not allow user namespaces; set local.root-mode to setuid, or run Rota as a plain user."
+                "This host forbids user namespaces: set local.root-mode to setuid, or run Rota as a non-root user."
             )
     account = _account("postgres", "nobody")
     # The account must be able to traverse it; every sensitive file in it has its own permissions.
     data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | stat.S_IXOTH)
     if not _is_world_accessible(data_dir):
         raise SetupFailed(
-            f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}; "
-            "set local.data-dir to a place outside a closed home directory, or run Rota as a plain user."
+            f"PostgreSQL cannot run as root, and the account {account.pw_name} cannot enter {data_dir}: "
+            "set local.data-dir to a directory outside a private home, or run Rota as a non-root user."
         )
     return Identity("setuid", ("--setuid", f"{account.pw_uid}:{account.pw_gid}"), account.pw_uid, account.pw_gid)
 
@@ -98,7 +98,7 @@ def _account(*names: str) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise SetupFailed(f"None of the accounts {', '.join(names)} exists here; run Rota as a plain user.")
+    raise SetupFailed(f"None of the accounts {', '.join(names)} exists here: run Rota as a non-root user.")
 
 
 def _can_launch(args: tuple[str, ...]) -> bool:

@@ -33,7 +33,7 @@ class PostgresServer(LocalServer):
         self._identity = postgres_identity(root_mode, home.path)
         self._bin_dir = readable_bin_dir(binary.path.parent, self._identity, home.path)
         if not (self._bin_dir / "initdb").exists():
-            raise BinaryMissing(f"{self._bin_dir} has no initdb beside postgres; install PostgreSQL's server package.")
+            raise BinaryMissing(f"{self._bin_dir} has no initdb beside postgres: install PostgreSQL's server package.")
         self._check_version()
 
     @property
@@ -59,7 +59,7 @@ class PostgresServer(LocalServer):
         major = version_file.read_text().strip()
         if major != str(self.binary.version[0]):
             raise DataDirVersion(
-                f"{self.data} was made by PostgreSQL {major} and {self.binary.path} is {self.binary.label}; "
+                f"{self.data} was made by PostgreSQL {major} and {self.binary.path} is {self.binary.label}: "
                 f"set local.postgres.bin to a PostgreSQL {major}, or local.data-dir to a new directory."
             )
 
@@ -69,7 +69,7 @@ class PostgresServer(LocalServer):
         if (self.data / "PG_VERSION").exists():
             return
         if self.data.exists():
-            raise SetupFailed(f"{self.data} holds no PostgreSQL cluster; move it away, or set local.data-dir.")
+            raise SetupFailed(f"{self.data} is not a PostgreSQL cluster: move it away, or set local.data-dir.")
         temporary = self.dir / "data.new"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700)
@@ -100,7 +100,7 @@ class PostgresServer(LocalServer):
         finally:
             process.send_signal(signal.SIGKILL)
         if "No space left on device" in process.log_tail():
-            raise DiskFull(f"There is no room for a PostgreSQL cluster at {self.dir}; make room there.")
+            raise DiskFull(f"There is no space for a PostgreSQL cluster at {self.dir}: free some.")
         raise ServerFailed(f"initdb of {self.binary.label} failed: {process.log_tail()}")
 
     def argv(self) -> list[str | Path]:
@@ -131,7 +131,7 @@ class PostgresServer(LocalServer):
             connection = await asyncpg.connect(self.url, timeout=PROBE_TIMEOUT_S)
         except asyncpg.InvalidPasswordError as error:
             raise LoginRefused(
-                f"{self.data} does not know the password in {self.home.path / 'credentials.json'}; restore that file, "
+                f"{self.data} refuses the password in {self.home.path / 'credentials.json'}: restore that file, "
                 "or set local.data-dir to a new directory."
             ) from error
         except asyncpg.InvalidCatalogNameError:

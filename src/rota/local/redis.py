@@ -65,4 +65,4 @@ class RedisServer(LocalServer):
         finally:
             writer.transport.abort()
         if replies != [b"+OK\r\n", b"+PONG\r\n"]:
-            raise ConnectionError(f"unexpected answer to PING: {replies!r}")
+            raise ConnectionError(f"unexpected reply to PING: {replies!r}")

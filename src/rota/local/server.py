@@ -108,7 +108,7 @@ class LocalServer(ABC):
             return self.home.port(self.name)
         if not port_is_free(self.fixed_port):
             raise PortTaken(
-                f"Port {self.fixed_port} for {self.binary.product} is taken; stop what uses it, "
+                f"Port {self.fixed_port} for {self.binary.product} is in use: stop the process that uses it, "
                 f"or set local.{self.name}.port to another (or leave it out to have one chosen)."
             )
         return self.fixed_port
@@ -131,7 +131,7 @@ class LocalServer(ABC):
         if self.process.status is None:
             await self.stop()
             raise ServerFailed(
-                f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s (its log: {self.log_path})"
+                f"{self.binary.label} did not answer within {START_TIMEOUT_S:.0f} s: see its log, {self.log_path}"
             )
         if self._is_retryable(self.process.log_tail()):
             return False
@@ -157,8 +157,8 @@ class LocalServer(ABC):
         assert self.process
         log_tail = self.process.log_tail()
         if "No space left on device" in log_tail:
-            return DiskFull(f"{self.binary.label} found no space left at {self.home.path}; make room there.")
+            return DiskFull(f"{self.binary.label} found no space left at {self.home.path}: free some.")
         if "ddress already in use" in log_tail:
-            return PortTaken(f"Port {self.port} for {self.binary.label} is taken; stop what uses it and try again.")
+            return PortTaken(f"Port {self.port} for {self.binary.label} is in use: stop the process that uses it.")
         last = log_tail.splitlines()[-1] if log_tail else f"exit status {self.process.status}"
         return ServerFailed(f"{self.binary.label} did not start: {last} (its log: {self.log_path})")

@@ -127,8 +127,8 @@ class LocalStack:
             now = time.monotonic()
             if len(restarts) == RESTARTS_MAX and now - restarts[0] < RESTARTS_WINDOW_S:
                 raise ServerFailed(
-                    f"{server.binary.label} died {RESTARTS_MAX + 1} times within {RESTARTS_WINDOW_S:.0f} s; "
-                    f"its log is {server.log_path}"
+                    f"{server.binary.label} died {RESTARTS_MAX + 1} times within {RESTARTS_WINDOW_S:.0f} s: "
+                    f"see its log, {server.log_path}"
                 )
             restarts.append(now)
             log.warning("local_server_died", server=server.name, status=server.process.status)

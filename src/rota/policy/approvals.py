@@ -39,17 +39,15 @@ FORGET = query(__package__, "approvals_forget")
 
 PAGE_MAX: Final = 1_000
 
-WAITING = metrics.gauge("rota_approval_queue_depth", "Approvals that are pending.", labels=("kind",))
+WAITING = metrics.gauge("rota_approval_queue_depth", "Pending approvals.", labels=("kind",))
 LATENCY = metrics.histogram(
     "rota_approval_latency_seconds",
-    "From asking for an approval to its decision.",
+    "From the request of an approval to its decision.",
     labels=("kind",),
     buckets=(1, 10, 60, 300, 900, 3_600, 14_400, 86_400, 604_800),
 )
-EXPIRED = metrics.counter("rota_approval_expired", "Approvals that nobody gave in time.", labels=("kind",))
-DECISIONS = metrics.counter(
-    "rota_approval_decisions", "Approvals that were decided, by how.", labels=("kind", "decision")
-)
+EXPIRED = metrics.counter("rota_approval_expired", "Approvals that expired.", labels=("kind",))
+DECISIONS = metrics.counter("rota_approval_decisions", "Decided approvals, by decision.", labels=("kind", "decision"))
 
 
 class ApprovalStore:

@@ -31,7 +31,7 @@ from rota.policy.loader import parse, snapshot_id
 from rota.policy.rules import SINGLE_FIELDS, PolicyDocument, PolicyRule, Velocity
 
 CACHE_MAX: Final = 20_000
-NO_RULE_REASON: Final = "no rule is for this job"
+NO_RULE_REASON: Final = "no rule matches this job"
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -148,7 +148,7 @@ class CompiledPolicy:
         return PolicyEvaluation(final, tuple(limit for _, limit in sorted(limits, key=lambda each: not each[0])))
 
     def _deny_failed_condition(self, rule: PolicyRule, error: ConditionError) -> PolicyDecision:
-        reason = f"the condition of rule {rule.id} gave no answer: {error}"
+        reason = f"the condition of rule {rule.id} failed: {error}"
         return PolicyDecision(says=PolicyEffect.DENY, reason=reason, rule=rule.id, snapshot=self.snapshot)
 
 

@@ -70,13 +70,13 @@ class Condition:
     def holds(self, context: ConditionContext) -> bool:
         """Raises ConditionError if it cannot be evaluated."""
         if self._depth and max(context.longest, self._literal_longest) ** self._depth * len(self.text) > STEPS_MAX:
-            raise ConditionError("it would take too long on lists of this length")
+            raise ConditionError("it is too expensive for lists of this length")
         try:
             result = self._program.execute(context.context)
         except Exception as error:  # noqa: BLE001 - every error means: not evaluated
             raise ConditionError(_error_reason(error)) from None
         if not isinstance(result, bool):
-            raise ConditionError("it says neither true nor false")
+            raise ConditionError("its result is not a boolean")
         return result
 
 
@@ -111,7 +111,7 @@ def _extract_strings(text: str) -> tuple[str, list[str]]:
         return f"§{len(literals) - 1}§"
 
     if "§" in text:
-        raise InvalidInput("an expression may not hold §")
+        raise InvalidInput("an expression must not contain §")
     return _STRING.sub(extract, text), literals
 
 
@@ -122,11 +122,11 @@ def _restore_strings(bare: str, literals: list[str]) -> str:
 def _check_shape(text: str, bare: str) -> int:
     """The nesting depth of its macros; InvalidInput if it is too long, too deep or uses a forbidden construct."""
     if len(text.encode()) > BYTES_MAX:
-        raise InvalidInput(f"an expression may have {BYTES_MAX} bytes at most")
+        raise InvalidInput(f"an expression can have at most {BYTES_MAX} bytes")
     if "//" in bare:
-        raise InvalidInput("an expression has no comments; write them as YAML")
+        raise InvalidInput("an expression cannot have comments: write them as YAML comments")
     if re.search(r"\bmap\s*\(", bare):
-        raise InvalidInput("`map` is not there: ask with all, exists, exists_one or filter")
+        raise InvalidInput("`map` is not supported: use all, exists, exists_one or filter")
     macro_stack: list[bool] = []
     max_depth = 0
     for at, char in enumerate(bare):
@@ -136,16 +136,16 @@ def _check_shape(text: str, bare: str) -> int:
         elif char in ")]}" and macro_stack:
             macro_stack.pop()
         if len(macro_stack) > DEPTH_MAX:
-            raise InvalidInput(f"an expression may have brackets {DEPTH_MAX} deep at most")
+            raise InvalidInput(f"the brackets of an expression can nest at most {DEPTH_MAX} deep")
     if max_depth > MACRO_DEPTH_MAX:
-        raise InvalidInput(f"all, exists, exists_one and filter may stand {MACRO_DEPTH_MAX} deep at most")
+        raise InvalidInput(f"all, exists, exists_one and filter can nest at most {MACRO_DEPTH_MAX} deep")
     return max_depth
 
 
 def _use_re2(bare: str, literals: list[str]) -> str:
     def rewrite(found: re.Match[str]) -> str:
         if not found["literal"] or not found["end"]:
-            raise InvalidInput("matches takes one text that stands there, such as topic.matches('^job')")
+            raise InvalidInput("matches takes one string literal, such as topic.matches('^job')")
         compile_re2(_literal(literals[int(found["literal"].strip("§"))]))
         return f"{_MATCHES}({found['literal']})"
 
@@ -158,7 +158,7 @@ def _literal(text: str) -> str:
     try:
         return str(cel.evaluate(text))
     except Exception:  # noqa: BLE001 - the library has no error of its own
-        raise InvalidInput(f"{text[:60]} is no text") from None
+        raise InvalidInput(f"{text[:60]} is not a valid string literal") from None
 
 
 def _program(text: str) -> cel.Program:
@@ -167,28 +167,28 @@ def _program(text: str) -> cel.Program:
     try:
         return cel.compile(text)
     except Exception as error:  # noqa: BLE001 - the library raises several kinds
-        raise InvalidInput(f"this is no CEL: {_parse_error(error)}") from None
+        raise InvalidInput(f"this is not valid CEL: {_parse_error(error)}") from None
 
 
 def _parse_error(error: Exception) -> str:
     """Shorten the parser's report, which quotes the whole expression, to its first error."""
     found = re.search(r"ERROR: <input>:\d+:(\d+): ([^\n|]+)", str(error))
-    return f"{found[2].strip()} at mark {found[1]}" if found else "it cannot be parsed"
+    return f"{found[2].strip()} at column {found[1]}" if found else "it cannot be parsed"
 
 
 def _check_names(program: cel.Program, bare: str) -> None:
     known = {*FIELDS, *_BOUND.findall(bare)}
     for name in program.variables():
         if name not in known:
-            raise InvalidInput(f"{name[:60]!r} is nothing that can be asked about a job{suggestion(name, FIELDS)}")
+            raise InvalidInput(f"{name[:60]!r} is not a field of a job{suggestion(name, FIELDS)}")
     for name in program.functions():
         if name not in _FUNCTIONS:
-            raise InvalidInput(f"the function {name[:60]!r} is not there")
+            raise InvalidInput(f"the function {name[:60]!r} is not supported")
 
 
 def _error_reason(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"there is no {str(error)[:60]}; ask with has() or `in` first"
+        return f"there is no {str(error)[:60]}: test with has() or `in` first"
     return " ".join(str(error).split(":", 1)[0].split())[:100] or type(error).__name__
 
 

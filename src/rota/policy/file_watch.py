@@ -32,8 +32,8 @@ log = structlog.get_logger(__name__)
 CHANNEL: Final = "rota_policy"
 NOTIFY_RELOAD = query(__package__, "nudge")
 
-REFUSED = metrics.gauge("rota_policy_file_refused", "1 while the policy file is wrong, and an older one in force.")
-LOADED = metrics.counter("rota_policy_loads", "Policies that came into force here.")
+REFUSED = metrics.gauge("rota_policy_file_refused", "1 while the policy file is invalid and an older policy in force.")
+LOADED = metrics.counter("rota_policy_loads", "Policies that took effect here.")
 RULES = metrics.gauge("rota_policy_rules", "Rules of the policy in force.")
 
 
@@ -90,7 +90,7 @@ class PolicyWatch:
 
     def _log_refused(self, sentence: str) -> None:
         if sentence != self._last_error:
-            log.error("policy_refused", reason=sentence, in_force=self.snapshots.current.snapshot)
+            log.error("policy_file_rejected", reason=sentence, in_force=self.snapshots.current.snapshot)
         self._last_error = sentence
 
     async def reload(self) -> bool:

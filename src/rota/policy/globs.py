@@ -21,9 +21,13 @@ _INVALID_GLOB: Final = re.compile(r"[\[\]{}\\\x00-\x1f\x7f]|\*\*")
 def validate_glob(text: str) -> str:
     """Raises InvalidInput with a phrase; the caller adds the line."""
     if found := _INVALID_GLOB.search(text):
-        raise InvalidInput(f"{text[:60]!r} is no glob because of {found[0]!r}: * is any text and ? one mark, no more")
+        raise InvalidInput(
+            f"{text[:60]!r} is not a valid glob because of {found[0]!r}: use * for any text and ? for one character"
+        )
     if not text or len(text) > GLOB_MAX or text.count("*") > STARS_MAX:
-        raise InvalidInput(f"{text[:60]!r} is no glob: write up to {GLOB_MAX} marks with {STARS_MAX} * at most")
+        raise InvalidInput(
+            f"{text[:60]!r} is not a valid glob: use 1 to {GLOB_MAX} characters with at most {STARS_MAX} *"
+        )
     return text
 
 

@@ -37,8 +37,8 @@ from rota.policy.rate_limits import VelocityCheck
 from rota.policy.snapshots import PolicySnapshot, PolicySnapshots
 
 log = structlog.get_logger(__name__)
-CHECKS = metrics.counter("rota_policy_checks", "Jobs that a policy was asked about here.", labels=("says",))
-UNCOUNTED_REASON: Final = "velocity limits cannot be counted while Redis is away"
+CHECKS = metrics.counter("rota_policy_checks", "Jobs that a policy decided about here.", labels=("says",))
+UNCOUNTED_REASON: Final = "velocity limits cannot be counted while Redis is unavailable"
 
 
 class PolicyExplanation(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class UnavailableCounter:
     """The counter if no Redis is configured."""
 
     async def find_exceeded(self, checks: Sequence[VelocityCheck]) -> list[list[VelocityLimit | None]]:
-        raise Unavailable(f"No Redis is named to count {len(checks)} velocity limits in: set redis.url.")
+        raise Unavailable(f"No Redis is configured to count {len(checks)} velocity limits: set redis.url.")
 
 
 class LocalKernel:
@@ -159,7 +159,7 @@ class LocalKernel:
         try:
             exceeded = await self._counter.find_exceeded(checks)
         except Unavailable as error:
-            log.warning("velocity_not_counted", questions=len(limited_indexes), reason=error.sentence)
+            log.warning("velocity_count_failed", questions=len(limited_indexes), reason=error.sentence)
             return [
                 PolicyDecision(says=PolicyEffect.THROTTLE, reason=UNCOUNTED_REASON, snapshot=policy.snapshot)
             ] * len(limited_indexes)

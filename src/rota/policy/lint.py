@@ -37,11 +37,12 @@ def _lint_warnings(rules: PolicyRules) -> Iterator[str]:
     if broad is None:
         return
     if broad.says is PolicyEffect.DENY:
-        yield f"Rule {broad.id} (line {broad.line}) denies every job: no other rule decides anything."
+        yield f"Rule {broad.id} (line {broad.line}) denies every job: no other rule has any effect."
         return
     for rule in rules.ordered[rules.ordered.index(broad) + 1 :]:
         if rule.says is not PolicyEffect.DENY:
-            yield f"Rule {rule.id} (line {rule.line}) is never reached: rule {broad.id} (line {broad.line}) is for all."
+            first = f"rule {broad.id} (line {broad.line})"
+            yield f"Rule {rule.id} (line {rule.line}) is never reached: {first} matches every job."
 
 
 def _matches_every_job(rule: PolicyRule) -> bool:

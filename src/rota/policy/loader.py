@@ -74,7 +74,7 @@ def parse(text: str, source: str = "policy.yaml") -> PolicyDocument:
 class _PolicyLoader(YamlReader):
     def document(self, node: YamlNode | None) -> PolicyDocument:
         if node is None:
-            raise InvalidInput(f"{self.source}:1: the policy is empty; write at least default_decision.")
+            raise InvalidInput(f"{self.source}:1: the policy is empty: write at least default_decision.")
         section_readers = {name: _section_reader(self, read) for name, read in SECTIONS.items()}
         found = self.fields(
             node,
@@ -97,7 +97,7 @@ class _PolicyLoader(YamlReader):
     def _version(self, node: YamlNode) -> str:
         version = self.string(node)
         if version not in VERSIONS:
-            raise self.error(node, f"version {version[:20]!r} is not known; write 1")
+            raise self.error(node, f"version {version[:20]!r} is not supported: write 1")
         return version
 
     def _input_policy(self, node: YamlNode) -> dict[str, Any]:
@@ -110,7 +110,9 @@ class _PolicyLoader(YamlReader):
         by_id: dict[str, PolicyRule] = {}
         for rule, each in zip(rules, self.items(node, "rules"), strict=True):
             if rule.id in by_id:
-                raise self.error(each, f"the rule {rule.id!r} stands in line {by_id[rule.id].line} already")
+                raise self.error(
+                    each, f"the rule {rule.id!r} is already defined in line {by_id[rule.id].line}: rename one"
+                )
             by_id[rule.id] = rule
         return rules
 
@@ -162,14 +164,16 @@ class _PolicyLoader(YamlReader):
             ("remediations", not allows),
         ):
             if key in found and not fits:
-                raise self.error(self.key_node(node, key), f"{key} has no meaning with the decision {effect.lower()}")
+                raise self.error(
+                    self.key_node(node, key), f"{key} has no effect with the decision {effect.lower()}: remove it"
+                )
         if effect is PolicyEffect.ALLOW_WITH_CONSTRAINTS and "constraints" not in found:
-            raise self.error(node, f"the rule {found['id']!r} allows with constraints and names none")
+            raise self.error(node, f"the rule {found['id']!r} allows with constraints and has none: add constraints")
 
     def _id(self, node: YamlNode) -> str:
         found = self.string(node, 100)
         if "\n" in found:
-            raise self.error(node, "an id stands in one line")
+            raise self.error(node, "an id must be one line")
         return found
 
     def _match(self, node: YamlNode) -> JobMatch:
@@ -222,7 +226,7 @@ class _PolicyLoader(YamlReader):
         for part in parts:
             if part not in VELOCITY_KEYS and not (part.startswith("labels.") and len(part) > len("labels.")):
                 raise self.error(
-                    node, f"key counts by {', '.join(VELOCITY_KEYS)} or labels.NAME, joined by `:`, not {part!r}"
+                    node, f"key cannot count by {part!r}: use {', '.join(VELOCITY_KEYS)} or labels.NAME, joined by `:`"
                 )
         return parts
 
@@ -248,7 +252,7 @@ class _PolicyLoader(YamlReader):
         )
 
     def _table(self, node: YamlNode) -> dict[str, object]:
-        return {key: self.to_builtins(value) for key, value in self.pairs(node, "what stands here")}
+        return {key: self.to_builtins(value) for key, value in self.pairs(node, "this value")}
 
     def _remediations(self, node: YamlNode) -> tuple[Remediation, ...]:
         return tuple(self._remediation(each) for each in self.items(node, "remediations", 20))

@@ -18,7 +18,7 @@ def compile_re2(text: str) -> Any:
     import re2  # type: ignore[import-untyped]  # ships no types
 
     if len(text) > PATTERN_MAX:
-        raise InvalidInput(f"a pattern may have {PATTERN_MAX} marks at most")
+        raise InvalidInput(f"a pattern can have at most {PATTERN_MAX} characters")
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY
     options.log_errors = False
@@ -27,4 +27,4 @@ def compile_re2(text: str) -> Any:
     except re2.error as error:
         message = error.args[0] if error.args else b""
         why = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        raise InvalidInput(f"RE2 does not take the pattern {text[:60]!r}: {why[:80]}") from None
+        raise InvalidInput(f"{text[:60]!r} is not a valid RE2 pattern: {why[:80]}") from None

@@ -38,7 +38,9 @@ class SignatureVerifier(msgspec.Struct, frozen=True):
         if signature is not None:
             _verify(self.key_file, signature, content, policy)
         elif self.required:
-            raise InvalidInput(f"{policy}:1: the policy has no signature, and policy.signature_required asks for one.")
+            raise InvalidInput(
+                f"{policy}:1: the policy has no signature and policy.signature_required is set: sign it."
+            )
 
     @staticmethod
     def _read_signature(path: Path) -> bytes | None:
@@ -47,7 +49,7 @@ class SignatureVerifier(msgspec.Struct, frozen=True):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise InvalidInput(f"The signature {path} cannot be read ({error.strerror}).") from error
+            raise InvalidInput(f"The signature {path} cannot be read ({error.strerror}): check the file.") from error
         try:
             return content if len(content) == SIGNATURE_BYTES else base64.b64decode(content.strip(), validate=True)
         except (binascii.Error, ValueError):
@@ -64,8 +66,8 @@ def _verify(key_file: Path, signature: bytes, content: bytes, policy: Path) -> N
     except (OSError, ValueError) as error:
         raise InvalidSetting("policy.public_key_file cannot be read: name a PEM file with an Ed25519 key.") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise InvalidSetting("policy.public_key_file holds a key of another kind: Ed25519 is needed.")
+        raise InvalidSetting("policy.public_key_file has a key of another type: use an Ed25519 key.")
     try:
         key.verify(signature, content)
     except InvalidSignature:
-        raise InvalidInput(f"{policy}:1: the signature is not that of this file: sign it anew.") from None
+        raise InvalidInput(f"{policy}:1: the signature does not match this file: sign it again.") from None

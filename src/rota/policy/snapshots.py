@@ -48,6 +48,6 @@ class PolicySnapshots:
         found = [policy for snapshot_id, (policy, _) in self._snapshots.items() if snapshot_id.startswith(snapshot)]
         if len(found) != 1:
             raise NotFound(
-                f"No snapshot of the policy begins with {snapshot[:40]!r} here; the last {SNAPSHOTS_MAX} are kept."
+                f"No unique policy snapshot starts with {snapshot[:40]!r}: use an id of the last {SNAPSHOTS_MAX}."
             )
         return found[0]

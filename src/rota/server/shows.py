@@ -49,7 +49,7 @@ class ShowInterface:
         """Requires `enabled` explicitly: protobuf's default of false would otherwise disable management."""
         managed = request.enabled
         if managed is None:
-            raise InvalidInput("The request does not say who is to keep the books: set `enabled` to true or false.")
+            raise InvalidInput("`enabled` is missing: set it to true (Redis keeps the accounts) or false (PostgreSQL).")
         show = await self._find_show(request.show)
         await self._accounting.change(lambda admin: admin.set_managed(show.name, managed, actor=caller))
         return _to_reply(await self._find_show(str(show.id)))  # reread: seeding increased the fence

@@ -83,7 +83,7 @@ async def test_the_api_that_is_set_comes_first_and_the_local_key_goes_nowhere_el
 
 
 async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path):
-    with pytest.raises(InvalidSetting, match="No API is known: set ROTA_API_URL and ROTA_API_KEY"):
+    with pytest.raises(InvalidSetting, match="No API is configured: set ROTA_API_URL and ROTA_API_KEY"):
         api_key.find_endpoint(settings(tmp_path))
     owned = DataDir.claim(tmp_path)
     try:
@@ -97,7 +97,7 @@ async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path)
         assert api_key.find_endpoint(settings(tmp_path, ROTA_API_KEY=KEY)).key == KEY
     finally:
         owned.release()
-    with pytest.raises(InvalidSetting, match="No API is known"):
+    with pytest.raises(InvalidSetting, match="No API is configured"):
         api_key.find_endpoint(settings(tmp_path))
 
 

@@ -276,7 +276,7 @@ async def test_a_policy_must_be_signed_by_who_holds_the_key(path, tmp_path):
     public = signed(path, tmp_path)
     watch = PolicyWatch(PolicyFile(path, SignatureVerifier(public, required=True)), 60)
     path.write_text(DENYING)
-    with pytest.raises(InvalidInput, match="the signature is not that of this file"):
+    with pytest.raises(InvalidInput, match="the signature does not match this file"):
         await watch.reload()
     assert watch.snapshots.current.snapshot == snapshot_id(ALLOWING)
     signed(path, tmp_path)
@@ -287,7 +287,7 @@ async def test_a_policy_must_be_signed_by_who_holds_the_key(path, tmp_path):
         await watch.reload()
     assert PolicyFile(path, SignatureVerifier(public)).read() is not None
     Path(f"{path}.sig").write_text("nonsense")
-    with pytest.raises(InvalidInput, match="the signature is not that"):
+    with pytest.raises(InvalidInput, match="the signature does not match"):
         PolicyFile(path, SignatureVerifier(public)).read()
     with pytest.raises(InvalidSetting):
         PolicyFile(path, SignatureVerifier(tmp_path / "nowhere")).read()
@@ -300,10 +300,10 @@ async def test_a_change_is_found_by_itself_and_a_wrong_one_told_once(path):
     with capture_logs() as logs:
         async with supervisor.running():
             path.write_text("rules: 3")
-            await until(lambda: any(line["event"] == "policy_refused" for line in logs))
+            await until(lambda: any(line["event"] == "policy_file_rejected" for line in logs))
             path.write_text(DENYING)
             await until(lambda: watch.snapshots.current.snapshot == snapshot_id(DENYING))
-    assert [line["event"] for line in logs].count("policy_refused") == 1
+    assert [line["event"] for line in logs].count("policy_file_rejected") == 1
 
 
 async def test_every_server_looks_when_somebody_asks_for_it(path, database):

@@ -109,5 +109,5 @@ async def test_a_call_without_the_body_that_it_needs_says_so(api):
         assert (path, answer.status_code, answer.json()["detail"].partition(":")[0]) == (
             path,
             400,
-            "This call needs a body and has none",
+            "The request has no body",
         )

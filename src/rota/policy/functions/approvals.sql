@@ -1,4 +1,4 @@
--- Subjects that have ended wait for nobody any more.
+-- Close the pending approvals of subjects that have ended. Locks in id order, so that callers cannot deadlock.
 CREATE OR REPLACE FUNCTION rota.approvals_close(of_kind text, subjects text[]) RETURNS void
 LANGUAGE sql AS $$
   UPDATE rota.approval a SET state = 'closed', ts_decided = clock_timestamp()

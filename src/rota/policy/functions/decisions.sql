@@ -1,4 +1,4 @@
--- Numbers of words by their digests, in their order; null where there is none yet.
+-- The numbers of decisions by their digests, in order; NULL for an unknown digest.
 CREATE OR REPLACE FUNCTION rota.policy_words(digests bytea[]) RETURNS integer[]
 LANGUAGE plpgsql STABLE AS $$
 BEGIN

@@ -50,6 +50,7 @@ INPUT_BREAKER: Final = "safety"
 OUTPUT_BREAKER: Final = "safety:output"
 """Breaker names, for requests about jobs and about outputs."""
 CIRCUIT_OPEN: Final = "safety kernel circuit open"
+CHECK_VERSION: Final = "check that its version is that of this server."
 QUESTIONS_MAX: Final = 512
 """Per call."""
 LOST_AFTER_S: Final = 5.0
@@ -62,7 +63,7 @@ CHANNEL_OPTIONS: Final = (
 )
 
 LATENCY = metrics.histogram("rota_policy_call_seconds", "Calls to the safety kernel.", labels=("method",))
-FAILED = metrics.counter("rota_policy_call_failures", "Calls to the safety kernel without an answer.", labels=("why",))
+FAILED = metrics.counter("rota_policy_call_failures", "Calls to the safety kernel that failed.", labels=("why",))
 
 
 class KernelRejectedRequest(Unavailable):
@@ -80,14 +81,14 @@ class KernelChannel:
     async def call(self, method: str, request: ProtobufMessage, reply: type[MessageT], timeout_s: float) -> MessageT:
         """Raises InvalidInput if the kernel rejects the request, Unavailable for any other failure."""
         if self.is_closed:
-            raise Unavailable("The safety kernel is not asked any more: this process is ending.")
+            raise Unavailable("The safety kernel was not called: this process is shutting down.")
         with LATENCY.labels(method.rpartition("/")[2]).time():
             data = await self._unary_call(method, encode(request), timeout_s)
         failpoints.after_send("policy.call")
         try:
             return decode(data, reply)
         except InvalidInput as error:
-            raise _call_failed("garbage", "What the safety kernel answers is no message of its .proto file.") from error
+            raise _call_failed("garbage", f"The safety kernel sent a malformed reply: {CHECK_VERSION}") from error
 
     async def _unary_call(self, method: str, data: bytes, timeout_s: float) -> bytes:
         if self._channel is None:
@@ -98,17 +99,17 @@ class KernelChannel:
         except grpc.aio.AioRpcError as error:
             raise self._error_of_status(error) from None
         except TimeoutError:
-            raise _call_failed("deadline_exceeded", "The safety kernel does not answer in time.") from None
+            raise _call_failed("deadline_exceeded", "The safety kernel did not answer in time.") from None
 
     def _error_of_status(self, error: Any) -> RotaError:
         status, details = error.code(), (error.details() or "")[:200]
         if status is grpc.StatusCode.CANCELLED and self.is_closed:
-            return Unavailable("The safety kernel is not asked any more: this process is ending.")
+            return Unavailable("The safety kernel was not called: this process is shutting down.")
         if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-            return InvalidInput(details or "The safety kernel refuses what it was asked.")
+            return InvalidInput(details or "The safety kernel rejected the request.")
         why = status.name.lower()
         return _call_failed(
-            why, f"The safety kernel at {self._settings.safety_kernel.addr} gives no answer ({why}): {details}"
+            why, f"The safety kernel at {self._settings.safety_kernel.addr} did not answer ({why}): {details}"
         )
 
     def _open(self) -> Any:
@@ -205,7 +206,9 @@ class RemoteOutputKernel:
             method = "/rota.v1.OutputPolicyService/CheckOutput"
             reply = await self._channel.call(method, request, messages.CheckOutputReply, timeout_s)
             if not reply.word_json:
-                raise _call_failed("garbage", "The safety kernel says nothing of an output: is it of this version?")
+                raise _call_failed(
+                    "garbage", f"The safety kernel returned no decision about an output: {CHECK_VERSION}"
+                )
             return reply.word_json
 
         return await call_with_breaker(self.breaker, ask, lambda: self._channel.is_closed)
@@ -245,7 +248,7 @@ async def call_with_breaker(breaker: Breaker, ask: Callable[[], Awaitable[T]], i
         result = await ask()
     except InvalidInput as refused:
         await breaker.success(permit)
-        raise KernelRejectedRequest(f"The safety kernel refuses what it was asked: {refused.sentence}") from refused
+        raise KernelRejectedRequest(f"The safety kernel rejected the request: {refused.sentence}") from refused
     except Exception:
         await (breaker.cancel(permit) if is_closed() else breaker.failure(permit))
         raise
@@ -268,12 +271,12 @@ def _decode_decisions(reply: messages.CheckBatchReply) -> list[PolicyDecision]:
 def _read_decisions(expected: int, received: int, decode: Callable[[], list[PolicyDecision]]) -> list[PolicyDecision]:
     if received != expected:
         raise _call_failed(
-            "garbage", f"The safety kernel gives {received} words on {expected} questions: is it of this version?"
+            "garbage", f"The safety kernel returned {received} decisions for {expected} questions: {CHECK_VERSION}"
         )
     try:
         return decode()
     except InvalidInput as error:
-        raise _call_failed("garbage", f"The safety kernel says what makes no sense: {error.sentence}") from error
+        raise _call_failed("garbage", f"The safety kernel returned an invalid decision: {error.sentence}") from error
 
 
 def _rule_result(message: messages.RuleResultMessage) -> RuleResult:
@@ -282,7 +285,7 @@ def _rule_result(message: messages.RuleResultMessage) -> RuleResult:
             message.rule_id, message.line, PolicyEffect(message.decision), RuleStatus(message.fate), message.why
         )
     except ValueError as error:
-        raise _call_failed("garbage", "The safety kernel explains in words that are not known here.") from error
+        raise _call_failed("garbage", f"The safety kernel returned an unknown rule status: {CHECK_VERSION}") from error
 
 
 def _read_file(path: str) -> bytes:

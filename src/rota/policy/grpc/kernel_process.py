@@ -30,7 +30,7 @@ class KernelProcess:
     def __init__(self, settings: Settings, redis: Redis | None, outputs: OutputChecker | None = None) -> None:
         kernel = open_local_kernel(settings, redis)
         if kernel is None:
-            raise InvalidSetting("policy.file must be set: a kernel without a policy has nothing to say.")
+            raise InvalidSetting("policy.file is not set: name the policy file of the kernel.")
         self.kernel = kernel
         address = settings.safety_kernel
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)

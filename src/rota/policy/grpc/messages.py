@@ -39,7 +39,7 @@ CODES: Final = {
     PolicyEffect.ALLOW_WITH_CONSTRAINTS: DecisionCode.ALLOW_WITH_CONSTRAINTS,
 }
 EFFECTS: Final = {decision: says for says, decision in CODES.items()}
-UNKNOWN_DECISION_REASON: Final = "the kernel gave a decision that is not known here"
+UNKNOWN_DECISION_REASON: Final = "the kernel returned an unknown decision"
 
 
 class PolicyRequestMessage(ProtobufMessage, frozen=True):
@@ -220,7 +220,7 @@ def request_to_message(asked: model.PolicyRequest) -> PolicyRequestMessage:
 def request_of_message(asked: PolicyRequestMessage | None) -> model.PolicyRequest:
     """Missing fields get their defaults."""
     if asked is None or not asked.topic:
-        raise InvalidInput("The request asks about no job: say at least its show and its topic.")
+        raise InvalidInput("The request describes no job: set at least its show and topic.")
     fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
     return model.PolicyRequest(**fields)
 
@@ -231,7 +231,7 @@ def pack_ids(jobs: Sequence[JobId]) -> bytes:
 
 def unpack_ids(data: bytes) -> tuple[JobId, ...]:
     if len(data) % ID_BYTES:
-        raise InvalidInput("The ids of jobs are 16 bytes each, one after the other.")
+        raise InvalidInput("The job ids are malformed: send 16 bytes for each, concatenated.")
     return tuple(JobId(UUID(bytes=data[at : at + ID_BYTES])) for at in range(0, len(data), ID_BYTES))
 
 
@@ -344,4 +344,4 @@ def _parse_table(text: str) -> dict[str, object]:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.DecodeError:
-        raise InvalidInput("The constraints of a word are no JSON.") from None
+        raise InvalidInput("The constraints of a decision are not valid JSON.") from None

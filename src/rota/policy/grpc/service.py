@@ -80,7 +80,9 @@ class SafetyKernelService:
 
     def _require_job_ids(self, question: model.PolicyRequestGroup) -> model.PolicyRequestGroup:
         if not question.jobs and self._kernel.snapshots.current.counts:
-            raise InvalidInput("The policy counts jobs, so name the job that is asked about; Evaluate needs none.")
+            raise InvalidInput(
+                "The policy has velocity limits and the request has no job id: send one, or call Evaluate."
+            )
         return question
 
 
@@ -95,7 +97,7 @@ class OutputPolicyService:
 
     async def check_output(self, request: messages.CheckOutputRequest, _caller: str) -> messages.CheckOutputReply:
         if self._outputs is None:
-            raise Refused("No outputs are checked here: the policy has no output rules.")
+            raise Refused("This kernel checks no outputs: the policy has no output rules.")
         return messages.CheckOutputReply(await self._outputs.check_output(request.asked_json, request.content))
 
 
@@ -105,7 +107,7 @@ def _parse_job_id(text: str) -> tuple[JobId, ...]:
     try:
         return (JobId(UUID(text)),)
     except ValueError:
-        raise InvalidInput("The id of a job is a UUID.") from None
+        raise InvalidInput("The job id is not a UUID: send one, or none.") from None
 
 
 def _snapshot_message(snapshot: PolicySnapshot) -> messages.SnapshotMessage:

@@ -30,11 +30,13 @@ from rota.policy.snapshots import PolicySnapshots
 
 EVALUATION_SECONDS = metrics.histogram(
     "rota_output_eval_duration_seconds",
-    "How long rules took over the content of one output.",
+    "Time to evaluate the rules on the content of one output.",
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
 )
 SERVED_TIMEOUT_S: Final = 30.0
-INVALID_REPLY: Final = "The kernel says of an output what makes no sense: is it of this version?"
+INVALID_REPLY: Final = (
+    "The kernel returned an invalid decision about an output: check that its version is that of this server."
+)
 
 OutputPolicySource = Callable[[], CompiledOutputPolicy | None]
 """Returns the current rules; None: outputs are not checked."""
@@ -90,7 +92,9 @@ class LocalContentChecker:
         try:
             meta, decoded = _META.decode(asked_json), _CONTENT.decode(content)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidInput("What was asked about an output cannot be read: is it of this version?") from error
+            raise InvalidInput(
+                "The request about an output cannot be decoded: check that client and kernel have the same version."
+            ) from error
         decision, redacted = await self.check(meta, decoded, SERVED_TIMEOUT_S)
         reply = OutputDecisionReply(**msgspec.structs.asdict(decision), redacted=redacted)
         return msgspec.json.encode(reply).decode()

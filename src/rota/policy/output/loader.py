@@ -41,7 +41,7 @@ def read_rules(reader: YamlReader, node: YamlNode) -> tuple[OutputRule, ...]:
     for each in reader.items(node, "output_rules", checks.RULES_MAX):
         rule = _rule(reader, each)
         if rule.id in by_id:
-            raise reader.error(each, f"two rules about outputs are called {rule.id!r}; rename one")
+            raise reader.error(each, f"two output rules are called {rule.id!r}: rename one")
         by_id[rule.id] = rule
     return tuple(by_id.values())
 
@@ -57,7 +57,7 @@ def _topics(reader: YamlReader, node: YamlNode) -> dict[str, OutputScanMode]:
 def _rule(reader: YamlReader, node: YamlNode) -> OutputRule:
     found = reader.fields(
         node,
-        "a rule about outputs",
+        "an output rule",
         {
             "id": lambda value: reader.string(value, checks.GLOB_MAX),
             "decision": lambda value: reader.one_of(value, "decision", DECISIONS),
@@ -70,7 +70,7 @@ def _rule(reader: YamlReader, node: YamlNode) -> OutputRule:
     )
     for name in ("id", "decision"):
         if name not in found:
-            raise reader.error(node, f"a rule about outputs needs {name}")
+            raise reader.error(node, f"an output rule needs {name}")
     return OutputRule(**found)
 
 
@@ -96,7 +96,7 @@ def _match(reader: YamlReader, node: YamlNode) -> OutputMatch:
     )
     for name, values in found.items():
         if isinstance(values, tuple) and len(values) > checks.LIST_ENTRIES_MAX:
-            raise reader.error(node, f"{name} has more than {checks.LIST_ENTRIES_MAX} entries; use two rules")
+            raise reader.error(node, f"{name} has more than {checks.LIST_ENTRIES_MAX} entries: use two rules")
     return OutputMatch(**found)
 
 

@@ -139,17 +139,15 @@ def snapshot_id(rules: OutputRules) -> str:
 def check_rules(rules: OutputRules) -> OutputRules:
     """Validate the rules and return them."""
     if len(rules.rules) > RULES_MAX:
-        raise _invalid(f"{len(rules.rules)} rules about outputs are too many: use at most {RULES_MAX}.", "output_rules")
+        raise _invalid(f"{len(rules.rules)} output rules are too many: use at most {RULES_MAX}.", "output_rules")
     for glob in rules.section.topics:
         check_glob(glob, "output_policy", "topics", glob)
     ids: set[str] = set()
     for at, rule in enumerate(rules.rules):
         if not rule.id or len(rule.id) > GLOB_MAX or not rule.id.isprintable():
-            raise _invalid(
-                "A rule about outputs needs an id of 1 to 200 printable characters.", "output_rules", at, "id"
-            )
+            raise _invalid("An output rule needs an id of 1 to 200 printable characters.", "output_rules", at, "id")
         if rule.id in ids:
-            raise _invalid(f"Two rules about outputs are called {rule.id!r}: rename one.", "output_rules", at, "id")
+            raise _invalid(f"Two output rules are called {rule.id!r}: rename one.", "output_rules", at, "id")
         ids.add(rule.id)
         _check_match(rule.match, ("output_rules", at, "match"))
     return rules
@@ -169,25 +167,23 @@ def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
         check_pattern(pattern, *path, "content_patterns", at)
     for name in ("output_size_gt", "max_output_bytes"):
         if not -1 <= getattr(match, name) < 2**53:
-            raise _invalid(f"{name} of a rule about outputs must be a number of bytes.", *path, name)
+            raise _invalid(f"{name} of an output rule must be a number of bytes.", *path, name)
 
 
 def _check_count(entries: Iterable[str], *path: str | int) -> None:
     if len(list(entries)) > LIST_ENTRIES_MAX:
-        raise _invalid(
-            f"{path[-1]} of a rule about outputs has more than {LIST_ENTRIES_MAX} entries: use two rules.", *path
-        )
+        raise _invalid(f"{path[-1]} of an output rule has more than {LIST_ENTRIES_MAX} entries: use two rules.", *path)
 
 
 def _check_keyword(word: str, *path: str | int) -> None:
     if not 0 < len(word) <= GLOB_MAX:
-        raise _invalid(f"{word[:40]!r} is no word to look for: use 1 to {GLOB_MAX} characters.", *path)
+        raise _invalid(f"{word[:40]!r} is not a valid entry: use 1 to {GLOB_MAX} characters.", *path)
 
 
 def check_glob(glob: str, *path: str | int) -> None:
     if not 0 < len(glob) <= GLOB_MAX or not glob.isprintable() or _INVALID_GLOB.search(glob):
         raise _invalid(
-            f"{glob[:40]!r} is no glob: use up to {GLOB_MAX} characters, * for any text and ? for one.", *path
+            f"{glob[:40]!r} is not a valid glob: use up to {GLOB_MAX} characters, * for any text and ? for one.", *path
         )
 
 
@@ -195,14 +191,14 @@ def check_pattern(pattern: str, *path: str | int) -> None:
     """RE2 is linear in the text for any pattern; unsupported patterns are refused here."""
     if len(pattern) > PATTERN_MAX or r"\C" in pattern:
         raise _invalid(
-            f"A pattern of {len(pattern)} characters cannot be used: at most {PATTERN_MAX}, and none of \\C.", *path
+            f"A pattern of {len(pattern)} characters cannot be used: use at most {PATTERN_MAX} and no \\C.", *path
         )
     try:
         matches_empty = compile_pattern(pattern).search(b"") is not None
     except ValueError as error:
-        raise _invalid(f"{pattern[:40]!r} is no pattern that RE2 knows: {error}.", *path) from None
+        raise _invalid(f"{pattern[:40]!r} is not a valid RE2 pattern: {error}.", *path) from None
     if matches_empty:
-        raise _invalid(f"{pattern[:40]!r} matches a text without any character, so it would match everywhere.", *path)
+        raise _invalid(f"{pattern[:40]!r} matches the empty text, so it would match everywhere.", *path)
 
 
 class RegexMatch(Protocol):

@@ -136,14 +136,14 @@ class KeyCheck:
     def _verify(self, plain: PlainKey, lookup: KeyLookup) -> Actor:
         if not hmac.compare_digest(plain.digest, lookup.digest) or lookup.actor is None:
             raise Unauthenticated(
-                "The key is not known here: check that it is one of this installation, or have one made with"
+                "The API key is unknown: check that it belongs to this installation, or create one with"
                 " `rota keys create`.",
                 reason="unknown",
             )
         if lookup.state == "revoked":
-            raise Unauthenticated("The key was revoked: have another made with `rota keys create`.", reason="revoked")
+            raise Unauthenticated("The API key was revoked: create another with `rota keys create`.", reason="revoked")
         if lookup.state == "expired" or self._has_expired(lookup):
-            raise Unauthenticated("The key has expired: have another made with `rota keys create`.", reason="expired")
+            raise Unauthenticated("The API key has expired: create another with `rota keys create`.", reason="expired")
         return lookup.actor
 
     def _has_expired(self, lookup: KeyLookup) -> bool:

@@ -100,7 +100,7 @@ class ApiKeyStore:
             raise unknown_name_error("key", name_or_id, [*names, *(key.id for key in keys)])
         if len(found) > 1:
             ids = ", ".join(key.id for key in found[:5])
-            raise InvalidInput(f"{len(found)} keys go by {name_or_id!r}: give the id of one ({ids}).")
+            raise InvalidInput(f"{len(found)} keys match {name_or_id!r}: use the id of one ({ids}).")
         return found[0]
 
     async def revoke(self, key: KeyId, *, actor: str) -> tuple[ApiKey, bool]:
@@ -130,13 +130,13 @@ async def _insert_grants(tx: Transaction, key: KeyId, specs: Sequence[GrantSpec]
     try:
         await tx.run(GRANT, key, roles, where)
     except asyncpg.ForeignKeyViolationError as error:
-        raise InvalidInput("A show of the key was deleted just now: look at `rota show list`.") from error
+        raise InvalidInput("A show of the key was just deleted: check `rota show list`.") from error
 
 
 async def _get(tx: Transaction, key: KeyId) -> ApiKey:
     row = await tx.row(LIST, True, [key])
     if row is None:
-        raise NotFound(f"There is no key {key[:40]!r}: `rota keys list` shows those there are.", nearest=None)
+        raise NotFound(f"There is no key {key[:40]!r}: list the keys with `rota keys list`.", nearest=None)
     return _key_from_row(row)
 
 

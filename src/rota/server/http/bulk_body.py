@@ -28,7 +28,7 @@ async def _read_array(request: Request[Any, Any, Any], max_count: int) -> list[S
     try:
         items = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidInput("The body is no array in msgpack: send one of submissions.") from error
+        raise InvalidInput("The body is not a msgpack array: send an array of submissions.") from error
     submissions: list[Submission] = []
     _decode_lines([bytes(item) for item in items], submissions, max_count)
     return _require_any(submissions)
@@ -58,7 +58,7 @@ def _check_size(size: int) -> None:
 
 def _require_any(submissions: list[Submission]) -> list[Submission]:
     if not submissions:
-        raise InvalidInput("The request holds no submission: send one as JSON on each line, or an array in msgpack.")
+        raise InvalidInput("The request has no submission: send one as JSON per line, or a msgpack array.")
     return submissions
 
 
@@ -67,7 +67,7 @@ def _decode_lines(lines: list[bytes], submissions: list[Submission], max_count: 
         if not line or line.isspace():
             continue
         if len(submissions) == max_count:
-            raise TooLarge(f"A request holds at most {max_count} submissions: send the rest in another.")
+            raise TooLarge(f"A request can have at most {max_count} submissions: send the rest in another request.")
         try:
             submissions.append(decode_submission(line))
         except InvalidInput as error:

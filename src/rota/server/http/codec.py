@@ -23,7 +23,7 @@ ERROR_CHARS_MAX: Final = 300
 BODY_TIMEOUT_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 64 * 1024
 """A body may take `BODY_TIMEOUT_S`, plus the time at this rate for the bytes received."""
-_TOO_SLOW: Final = "The body came too slowly, so nothing was done: send it in one go, or in several requests"
+_TOO_SLOW: Final = "The body arrived too slowly, so nothing was done: send it without pauses, or in several requests"
 
 
 class ApiRequest(Request[Actor, RequestSlot, Any]):
@@ -39,7 +39,9 @@ class ApiRequest(Request[Actor, RequestSlot, Any]):
             except TimeoutError:
                 raise HTTPException(status_code=408, detail=_TOO_SLOW) from None
             except InternalServerException as error:
-                raise InvalidInput("The connection ended before the body did, so nothing was done.") from error
+                raise InvalidInput(
+                    "The connection closed before the body was complete, so nothing was done."
+                ) from error
             if chunk is None:
                 return
             size += len(chunk)
@@ -92,7 +94,7 @@ def decode_body(body: bytes, kind: Any, media_type: str) -> Any:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"The body cannot be read: {_error_text(error)}.") from error
     raise HTTPException(
-        status_code=415, detail=f"Bodies of the type {content_type[:64]!r} are not read here: send {JSON} or {MSGPACK}"
+        status_code=415, detail=f"The content type {content_type[:64]!r} is not supported: send {JSON} or {MSGPACK}"
     )
 
 

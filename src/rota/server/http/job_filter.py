@@ -33,16 +33,16 @@ def parse_filter(text: str, actor: Actor) -> JobFilter:
 
 def _parse_terms(text: str) -> dict[str, str]:
     if len(text) > FILTER_CHARS_MAX or "\0" in text:
-        raise InvalidInput(
-            f"A filter has at most {FILTER_CHARS_MAX} characters, none of them NUL: write a shorter one."
-        )
+        raise InvalidInput(f"A filter can have at most {FILTER_CHARS_MAX} characters and no NUL: write a shorter one.")
     terms: dict[str, str] = {}
     for key, value in _TERM.findall(text):
         if key not in FILTER_KEYS or key in terms:
-            raise InvalidInput(f"{key}:{value} is no filter here: use each of {', '.join(FILTER_KEYS)} once.")
+            raise InvalidInput(f"{key}:{value} is not a valid filter: use each of {', '.join(FILTER_KEYS)} once.")
         terms[key] = value.strip('"')
     if rest := _TERM.sub("", text).strip():
-        raise InvalidInput(f"{rest[:64]!r} is no filter: write word:value, with one of {', '.join(FILTER_KEYS)}.")
+        raise InvalidInput(
+            f"{rest[:64]!r} is not a valid filter: write key:value, with one of {', '.join(FILTER_KEYS)}."
+        )
     return terms
 
 
@@ -50,11 +50,11 @@ def _parse_state(text: str) -> JobState:
     try:
         return JobState(text.upper())
     except ValueError:
-        raise InvalidInput(f"{text[:64]} is no state: there are {', '.join(JobState)}.") from None
+        raise InvalidInput(f"{text[:64]} is not a job state: use one of {', '.join(JobState)}.") from None
 
 
 def _parse_label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise InvalidInput(f"label:{text[:64]} is no filter: write label:key=value.")
+        raise InvalidInput(f"label:{text[:64]} is not a valid filter: write label:key=value.")
     return key, value

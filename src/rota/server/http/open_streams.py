@@ -23,7 +23,7 @@ from rota.server.access import KeyCheck
 KEY_CHECK_INTERVAL_S: Final = 2.0
 KEY_UNVERIFIED_MAX_S: Final = 30.0
 
-STREAMS_ENDED = metrics.counter("rota_http_streams_ended", "Event streams that ended, by why.", labels=("reason",))
+STREAMS_ENDED = metrics.counter("rota_http_streams_ended", "Event streams that ended, by reason.", labels=("reason",))
 
 
 class OpenStream:
@@ -66,7 +66,7 @@ class StreamRegistry:
     @contextmanager
     def open(self, key: str, actor: Actor) -> Iterator[OpenStream]:
         if self._stopping:
-            raise Unavailable("This server is ending: go on at another one.")
+            raise Unavailable("This server is shutting down: connect to another one.")
         stream = OpenStream(actor)
         self._verified_at_s.setdefault(key, self._clock.monotonic())
         self._open[key].add(stream)

@@ -26,7 +26,7 @@ from rota.server.http.sse import SseResponse
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"
 NDJSON: Final = "application/x-ndjson"
-_NDJSON_SCHEMA: Final = {"type": "string", "description": "On each line a Submission as JSON."}
+_NDJSON_SCHEMA: Final = {"type": "string", "description": "One Submission as JSON per line."}
 LINKS: Final = {
     "submit_job": ("job", "/job"),
     "create_show": ("show", "/name"),
@@ -36,17 +36,17 @@ LINKS: Final = {
 }
 """For each creating route: the path parameter that names the new object, and where its response holds the name."""
 ERROR_RESPONSES: Final = {
-    "400": "What was sent is wrong; nothing was changed.",
-    "401": "There is no good key with it.",
-    "403": "The key does not allow it.",
-    "404": "There is no such thing, or the key may not see it.",
-    "405": "This path does not take the method; Allow lists those it takes.",
-    "408": "The body came too slowly; nothing was changed.",
-    "409": "It is not allowed now.",
-    "413": "It is too large.",
-    "415": "Bodies of this type are not read.",
-    "429": "Too much at once; Retry-After says when to try again.",
-    "503": "A server behind this one does not answer; the same call may work later.",
+    "400": "The request is invalid; nothing was changed.",
+    "401": "The API key is missing or invalid.",
+    "403": "The key lacks the required role.",
+    "404": "The object does not exist, or the key cannot view it.",
+    "405": "The path does not support this method; Allow lists those it supports.",
+    "408": "The body arrived too slowly; nothing was changed.",
+    "409": "The current state does not allow it.",
+    "413": "The request is too large.",
+    "415": "The content type is not supported.",
+    "429": "Too many requests; Retry-After says when to try again.",
+    "503": "A backend does not answer; the same call may succeed later.",
 }
 
 
@@ -87,12 +87,12 @@ def encoded_document(routes: tuple[type[Controller], ...]) -> bytes:
 
 
 def _config() -> OpenAPIConfig:
-    key = SecurityScheme(type="http", scheme="bearer", description="A key that `rota keys create` made.")
+    key = SecurityScheme(type="http", scheme="bearer", description="A key created with `rota keys create`.")
     header = SecurityScheme(type="apiKey", name="X-API-Key", security_scheme_in="header", description="The same key.")
     return OpenAPIConfig(
         title="Rota",
         version=version("rota"),
-        summary="A distributed job scheduler that keeps exact books.",
+        summary="A distributed job scheduler that keeps exact accounts.",
         components=Components(security_schemes={"key": key, "header": header}),
         security=[{"key": []}, {"header": []}],
         use_handler_docstrings=True,
@@ -127,7 +127,7 @@ def _set_event_stream(operation: dict[str, Any], schemas: dict[str, Any]) -> Non
         "properties": {part: {"type": "string"} for part in ("id", "event", "data")},
     }
     operation["responses"]["200"]["content"] = {STREAM: {"schema": event_schema}}
-    operation["responses"]["204"] = {"description": "Nothing follows."}
+    operation["responses"]["204"] = {"description": "No further events."}
 
 
 def _add_links(paths: dict[str, Any]) -> None:

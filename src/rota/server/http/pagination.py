@@ -13,7 +13,7 @@ T = TypeVar("T")
 LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 1000
 
-Limit = Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="Items of a page at most.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="Maximum number of items per page.")]
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

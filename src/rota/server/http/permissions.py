@@ -37,7 +37,7 @@ def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRoute
     if ROLE not in handler.opt:
         raise MethodNotAllowedException(headers={"allow": ", ".join(_allowed_methods(connection))})
     if b"%00" in connection.scope["query_string"]:
-        raise InvalidInput("A parameter holds the character NUL, which nothing here does: leave it out.")
+        raise InvalidInput("A parameter contains the character NUL: remove it.")
     role: Role = handler.opt[ROLE]
     match handler.opt[ROLE_SCOPE]:
         case "somewhere":

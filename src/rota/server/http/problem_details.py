@@ -25,7 +25,7 @@ from rota.model.errors import (
 
 log = structlog.get_logger(__name__)
 REFUSED = metrics.counter("rota_http_refusals", "Requests that were refused, by code.", labels=("code",))
-DEFECTS = metrics.counter("rota_http_defects", "Requests that failed for a reason of our own.")
+DEFECTS = metrics.counter("rota_http_defects", "Requests that failed because of a defect in Rota.")
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 1
@@ -43,7 +43,7 @@ STATUS_BY_ERROR: Final[tuple[tuple[type[RotaError], int], ...]] = (
     (Unavailable, 503),
 )
 _DEFECT_DETAIL: Final = (
-    "This should not have happened and is in the server's log: try again, and tell whoever runs this Rota."
+    "An unexpected error occurred and is in the server's log: try again, and report it to the operator."
 )
 
 

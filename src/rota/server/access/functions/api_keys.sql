@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION rota.api_key_state(key rota.api_key) RETURNS text LAN
               ELSE 'active' END
 $$;
 
--- Whoever remembers what it looked up forgets it. Last uses are no news.
+-- Invalidate the key caches of all processes. Updates of ts_last_used do not notify.
 CREATE OR REPLACE FUNCTION rota.api_keys_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_notify('rota_keys', '');

@@ -56,14 +56,14 @@ class AuthenticationMiddleware:
             return
         if not any(key.state == "active" for key in await self._keys.list()):
             raise SetupFailed(
-                f"There is no key, so nothing is served on {self._listener.host}: make one with `rota keys create NAME"
-                " --role admin`, or listen on 127.0.0.1."
+                f"No API key exists, so nothing is served on {self._listener.host}: create one with `rota keys"
+                " create NAME --role admin`, or listen on 127.0.0.1."
             )
         if not self._listener.url.startswith("https"):
             log.warning(
-                "keys_in_the_clear",
+                "api_keys_unencrypted",
                 host=self._listener.host,
-                remedy="set listen.tls_cert and listen.tls_key, or let a proxy before this server speak TLS",
+                remedy="set listen.tls_cert and listen.tls_key, or terminate TLS at a proxy",
             )
 
     async def authorize_metrics(self, scope: Scope, send: Send) -> bool:

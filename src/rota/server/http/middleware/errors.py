@@ -65,12 +65,12 @@ def _sentence(error: HTTPException) -> str:
     if isinstance(error, ValidationException) and isinstance(error.extra, list) and error.extra:
         first = error.extra[0]
         if first.get("key") == BODY_PARAMETER:
-            return "This call needs a body and has none: /api/v1/openapi.json tells what it takes."
+            return "The request has no body: see /api/v1/openapi.json for what this call takes."
         where = f" {first['key']}" if first.get("key") else ""
-        message = first.get("message", "it has another shape").replace("`", "")
+        message = first.get("message", "it has the wrong type").replace("`", "")
         return f"The parameter{where} cannot be read: {message[0].lower()}{message[1:].rstrip('.')}."
     if error.status_code == 404:
-        return "There is nothing at this path: /api/v1/openapi.json lists what there is."
+        return "This path does not exist: see /api/v1/openapi.json for the paths."
     if error.status_code == 405:
-        return "This path does not take that method: /api/v1/openapi.json lists what it takes."
+        return "This path does not support that method: see /api/v1/openapi.json for its methods."
     return f"{error.detail.rstrip('.')}."

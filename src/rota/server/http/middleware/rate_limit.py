@@ -17,7 +17,7 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.telemetry import metrics
 from rota.model.errors import RateLimited
 
-REQUESTS_IN_FLIGHT = metrics.gauge("rota_http_under_way", "Requests to the API that are being answered.")
+REQUESTS_IN_FLIGHT = metrics.gauge("rota_http_under_way", "API requests in flight.")
 REQUESTS_WAITING = metrics.gauge("rota_http_waiting", "Requests that wait for a job to end or follow events.")
 BUCKETS_MAX: Final = 4096
 WAITING_MAX, WAITING_PER_KEY_MAX = 4096, 1024
@@ -55,8 +55,8 @@ class RateLimiter:
     def begin_wait(self, key: str) -> None:
         if self._waiting.total() >= WAITING_MAX or self._waiting[key] >= WAITING_PER_KEY_MAX:
             raise RateLimited(
-                f"{self._waiting[key]} requests of this key wait for news already, of all keys"
-                f" {self._waiting.total()}: end some, or try again in a few seconds.",
+                f"Too many requests wait ({self._waiting[key]} of this key, {self._waiting.total()} of all keys):"
+                " close some, or try again in a few seconds.",
                 retry_after_s=WAITING_RETRY_S,
             )
         self._end_request()
@@ -72,7 +72,7 @@ class RateLimiter:
     def _begin_request(self) -> None:
         if self._in_flight_max and self._in_flight >= self._in_flight_max:
             raise RateLimited(
-                f"This server is answering {self._in_flight} requests already: try again in a second.", retry_after_s=1
+                f"This server is already handling {self._in_flight} requests: try again in a second.", retry_after_s=1
             )
         self._in_flight += 1
         REQUESTS_IN_FLIGHT.set(self._in_flight)

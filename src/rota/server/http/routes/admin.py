@@ -87,11 +87,13 @@ class KeyRoutes(Controller):
             if found.id == key and _may_manage(request.user, found):
                 revoked, _ = await deps.keys.revoke(found.id, actor=request.user.audited)
                 return _key_view(revoked)
-        raise NotFound(f"There is no key with the id {key[:40]!r} that this key may revoke: list them to see.")
+        raise NotFound(
+            f"There is no key with the id {key[:40]!r} that this key may revoke: list the keys to see their ids."
+        )
 
 
 class AdminRoutes(Controller):
-    tags = ("office",)
+    tags = ("admin",)
 
     @get("/me", opt=requires(Role.VIEWER, "somewhere"))
     async def get_me(self, request: ApiRequest) -> CallerView:
@@ -104,7 +106,7 @@ class AdminRoutes(Controller):
         self,
         deps: Deps,
         before: Annotated[
-            int | None, QueryParameter(ge=1, le=2**63 - 1, description="`next` of the page before.")
+            int | None, QueryParameter(ge=1, le=2**63 - 1, description="`next` of the previous page.")
         ] = None,
         actor: AuditFilterQuery = None,
         action: AuditFilterQuery = None,

@@ -26,8 +26,8 @@ from rota.server.http.permissions import Deps, requires
 VIEW, OPERATE = requires(Role.VIEWER, "everywhere"), requires(Role.OPERATOR, "everywhere")
 ADMIN = requires(Role.ADMIN, "everywhere")
 AgentNameQuery = Annotated[str, QueryParameter(max_length=NAME_MAX, description="The name of an agent.")]
-After = Annotated[str, QueryParameter(max_length=NAME_MAX, description="`next` of the page before.")]
-HistoryLimit = Annotated[int, QueryParameter(ge=1, le=HISTORY_MAX, description="Runs at most.")]
+After = Annotated[str, QueryParameter(max_length=NAME_MAX, description="`next` of the previous page.")]
+HistoryLimit = Annotated[int, QueryParameter(ge=1, le=HISTORY_MAX, description="Maximum number of runs.")]
 
 
 class AgentRoutes(Controller):

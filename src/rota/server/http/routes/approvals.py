@@ -34,10 +34,10 @@ from rota.server.http.permissions import Deps, requires
 
 VIEW = requires(Role.VIEWER, "somewhere")
 ApprovalPath = Annotated[
-    str, PathParameter(description="The id of an approval, or of the job that waits for it; of a step, RUN:STEP.")
+    str, PathParameter(description="The id of an approval, or of the job that waits for it; for a step, RUN:STEP.")
 ]
 ApprovalStateQuery = Annotated[
-    ApprovalState, QueryParameter(name="state", description="Those that are so; pending ones when left out.")
+    ApprovalState, QueryParameter(name="state", description="Approvals in this state; default: pending.")
 ]
 
 

@@ -34,15 +34,16 @@ RETRY_MS: Final = 1000
 """Reconnect delay of a disconnected client."""
 ENCODED_CACHE_MAX: Final = 16
 
-After = Annotated[str, QueryParameter(description="Go on behind this event.", max_length=80)]
+After = Annotated[str, QueryParameter(description="Resume after this event.", max_length=80)]
 LastEventId = Annotated[
     str, HeaderParameter(name="Last-Event-ID", description="The same, as browsers send it.", max_length=80)
 ]
-ShowQuery = Annotated[str | None, QueryParameter(description="Only of this show.", max_length=64)]
-RunQuery = Annotated[str | None, QueryParameter(description="Only of the run of a workflow with this id.")]
-JobQuery = Annotated[str | None, QueryParameter(description="Only of the job with this id.")]
+ShowQuery = Annotated[str | None, QueryParameter(description="Only events of this show.", max_length=64)]
+RunQuery = Annotated[str | None, QueryParameter(description="Only events of the workflow run with this id.")]
+JobQuery = Annotated[str | None, QueryParameter(description="Only events of the job with this id.")]
 KindsQuery = Annotated[
-    str, QueryParameter(description="Only these, separated by commas: `job.failed`, or a family such as `worker`.")
+    str,
+    QueryParameter(description="Only these kinds, separated by commas: `job.failed`, or a family such as `worker`."),
 ]
 
 
@@ -190,5 +191,7 @@ def _job_event(job: JobView, number: int, entry: JobHistoryEntry) -> Event:
 
 def _parse_moment_number(after: str) -> int:
     if after and not (after.isascii() and after.isdigit() and len(after) <= 9):
-        raise InvalidInput(f"{after[:40]!r} is no number of a moment: give one as it was told, or none for all.")
+        raise InvalidInput(
+            f"{after[:40]!r} is not a valid event id: use one of this job or run, or none for all events."
+        )
     return int(after or 0)

@@ -34,11 +34,13 @@ LOG_LAG_MAX_S: Final = 1.0
 """Delay until the log of an ended frame is complete, unless it wrote very much."""
 ARTIFACT_FRAMES_MAX: Final = 10_000
 
-FrameNumber = Annotated[int | None, QueryParameter(ge=0, le=FRAME_NUMBER_MAX, description="A frame, by its number.")]
-LayerName = Annotated[str | None, QueryParameter(max_length=200, description="A layer, by its name.")]
-AttemptNumber = Annotated[int | None, QueryParameter(ge=1, le=32767, description="Its last one, when left out.")]
+FrameNumber = Annotated[int | None, QueryParameter(ge=0, le=FRAME_NUMBER_MAX, description="The number of a frame.")]
+LayerName = Annotated[str | None, QueryParameter(max_length=200, description="The name of a layer.")]
+AttemptNumber = Annotated[
+    int | None, QueryParameter(ge=1, le=32767, description="The number of an attempt; default: the last one.")
+]
 ByteOffset = Annotated[
-    int, QueryParameter(ge=0, lt=2**53, description="From this byte of the stream on; needs `stream`.")
+    int, QueryParameter(ge=0, lt=2**53, description="Start at this byte of the stream; needs `stream`.")
 ]
 
 
@@ -184,7 +186,7 @@ class JobResultRoutes(Controller):
                 if file.at == at:
                     return Response(await deps.store.get(at), media_type=OCTET_STREAM)
         await _check_readable(deps, found, file=at)
-        raise NotFound(f"Job {found.id} has left no file {at[:64]!r}: its list of artifacts says `at` of each.")
+        raise NotFound(f"Job {found.id} has no artifact {at[:64]!r}: use an `at` from its list of artifacts.")
 
 
 async def _stream_log(

@@ -37,12 +37,12 @@ JobFilterQuery = Annotated[
     ),
 ]
 WaitQuery = Annotated[
-    float, QueryParameter(ge=0, le=WAIT_S_MAX, description="Answer once it has ended, or after so many seconds.")
+    float, QueryParameter(ge=0, le=WAIT_S_MAX, description="Wait up to this many seconds for its end.")
 ]
 IdempotencyKeyHeader = Annotated[
     str | None,
     HeaderParameter(
-        name="Idempotency-Key", max_length=200, description="Repeated under the same key it is the same job."
+        name="Idempotency-Key", max_length=200, description="A repeated submission with the same key is the same job."
     ),
 ]
 

@@ -77,7 +77,7 @@ class LayerRoutes(Controller):
         """Cap the cores and GPUs that a job or one of its layers may use concurrently; -1 removes the cap."""
         found = await visible_job(request.user, deps, job, Role.OPERATOR)
         if found.state.terminal:
-            raise InvalidInput(f"Job {found.id} has ended: caps are for jobs that wait or run.")
+            raise InvalidInput(f"Job {found.id} has ended: only waiting and running jobs have caps.")
         layer = None if data.layer is None else _find_layer(found, data.layer).id
         change = await deps.books.change(partial(_set_caps, found, layer, data, request.user.audited))
         return ChangeResult(name=data.layer or found.name, changed=change.before != change.after)

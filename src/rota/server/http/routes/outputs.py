@@ -18,20 +18,20 @@ from rota.server.http.routes.job_results import OCTET_STREAM
 from rota.server.http.visibility import visible_job
 
 OutputPath = Annotated[int, PathParameter(ge=0, le=TOKEN_MAX, description="The id of an output.")]
-After = Annotated[int | None, QueryParameter(ge=0, le=TOKEN_MAX, description="`next` of the page before.")]
+After = Annotated[int | None, QueryParameter(ge=0, le=TOKEN_MAX, description="`next` of the previous page.")]
 PartQuery = Annotated[str, QueryParameter(max_length=300, description="`value`, or `artifact:NAME`.")]
 
 
 class OutputReviewRoutes(Controller):
     path = "/outputs"
-    tags = ("kept outputs",)
+    tags = ("output review",)
 
     @get(opt=requires(Role.VIEWER, "somewhere"))
     async def find_outputs(
         self,
         request: ApiRequest,
         deps: Deps,
-        kept: Annotated[ReviewState | None, QueryParameter(description="Those in this state.")] = None,
+        kept: Annotated[ReviewState | None, QueryParameter(description="Only outputs in this state.")] = None,
         job: FromQuery[str | None] = None,
         after: After = None,
         limit: Limit = LIMIT_DEFAULT,

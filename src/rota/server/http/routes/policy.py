@@ -96,7 +96,7 @@ class PolicyRoutes(Controller):
         """Explain which rules match a job, and which one decides."""
         kernel = _kernel(deps) if data.policy is None else await asyncio.to_thread(kernel_from_text, data.policy)
         if (data.job is None) == (data.submission is None):
-            raise InvalidInput("Ask about a job or about a submission.")
+            raise InvalidInput("The request needs either a job or a submission: send one of them.")
         if data.submission is not None:
             policy_request = submission_policy_request(data.submission)
             return job_policy_explanation(policy_request, await kernel.explain(policy_request, data.snapshot))
@@ -120,5 +120,5 @@ class PolicyRoutes(Controller):
 
 def _kernel(deps: HttpDependencies) -> PolicyKernel:
     if not isinstance(deps.kernel, PolicyKernel):
-        raise Refused("There is no policy here: set policy.file or safety_kernel.addr.")
+        raise Refused("No policy is configured: set policy.file or safety_kernel.addr.")
     return deps.kernel

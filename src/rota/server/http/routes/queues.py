@@ -29,10 +29,11 @@ from rota.server.http.permissions import Deps, requires
 from rota.server.http.visibility import visible_job
 
 QueueName = Annotated[
-    str, QueryParameter(max_length=300, description="The name of a queue; no part of the path, since it holds slashes.")
+    str,
+    QueryParameter(max_length=300, description="The name of a queue; not in the path, because names contain slashes."),
 ]
 ReasonQuery = Annotated[str | None, QueryParameter(max_length=100)]
-Cursor = Annotated[int, QueryParameter(ge=0, le=2**63 - 1, description="`next` of the page before.")]
+Cursor = Annotated[int, QueryParameter(ge=0, le=2**63 - 1, description="`next` of the previous page.")]
 IDS_IN_AUDIT = 20
 
 
@@ -122,7 +123,7 @@ async def _set_paused(actor: Actor, deps: HttpDependencies, name: str, *, paused
 
 async def _dead_letter_filter(actor: Actor, deps: HttpDependencies, selector: DeadLetterSelector) -> DeadLetterFilter:
     if selector == DeadLetterSelector():
-        raise InvalidInput("Say which dead letters: by ids, kind, reason, queue or job.")
+        raise InvalidInput("No dead letters are selected: send ids, kind, reason, queue or job.")
     if selector.job is None:
         require_role(actor, Role.OPERATOR)
     else:

@@ -85,7 +85,9 @@ class ShowRoutes(Controller):
             case (None, None, int() as most):
                 change = await deps.books.change(lambda admin: admin.change_show(show, max_jobs=most, actor=who))
             case _:
-                raise InvalidInput("A change of a show is one of name, managed and max_jobs: send exactly one.")
+                raise InvalidInput(
+                    "A show changes one property at a time: send exactly one of name, managed and max_jobs."
+                )
         return show_view(_changed_show(change))
 
     @delete("/{show:str}", opt=ADMIN, status_code=200)

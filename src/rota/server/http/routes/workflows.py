@@ -46,9 +46,11 @@ VIEW, SUBMIT = requires(Role.VIEWER, "somewhere"), requires(Role.SUBMITTER, "som
 RunPath = Annotated[str, PathParameter(max_length=36, description="The id of a run.")]
 NamePath = Annotated[str, PathParameter(max_length=64, description="The name of a workflow.")]
 ShowPath = Annotated[str, PathParameter(max_length=64, description="The name of a show.")]
-WorkflowQuery = Annotated[str, QueryParameter(max_length=64, description="Runs of this workflow alone.")]
-ShowQuery = Annotated[str, QueryParameter(max_length=64, description="Of this show alone.")]
-StateQuery = Annotated[str, QueryParameter(name="state", max_length=20, description="Such as RUNNING or FAILED.")]
+WorkflowQuery = Annotated[str, QueryParameter(max_length=64, description="Only runs of this workflow.")]
+ShowQuery = Annotated[str, QueryParameter(max_length=64, description="Only runs of this show.")]
+StateQuery = Annotated[
+    str, QueryParameter(name="state", max_length=20, description="A run state, such as RUNNING or FAILED.")
+]
 
 
 class WorkflowRoutes(Controller):
@@ -224,4 +226,4 @@ def _parse_state(text: str) -> RunState | None:
     try:
         return RunState(text.upper())
     except ValueError:
-        raise InvalidInput(f"{text[:20]!r} is no state of a run: there are {', '.join(RunState)}.") from None
+        raise InvalidInput(f"{text[:20]!r} is not a run state: use one of {', '.join(RunState)}.") from None
