@@ -5,7 +5,7 @@
 | `loader`, `rules`, `globs`, `expressions`, `regex` | the policy file: parsing, rules, globs, CEL, RE2 |
 | `evaluate` | pure evaluation of a compiled policy |
 | `kernel`, `snapshots`, `file_watch`, `signature` | the local policy engine, its versions, reloading the file |
-| `client`, `service`, `messages`, `request_cache`, `kernel_process` | the policy engine over gRPC |
+| `grpc` | the policy engine over gRPC: client, service and the process of `rota kernel` |
 | `factory` | which engine a process uses |
 | `rate_limits` | velocity limits, counted in Redis |
 | `request_builder` | policy requests from jobs; identical ones are sent once |
@@ -17,7 +17,7 @@
 Invariants and who enforces them:
 - Evaluation is pure and a deny rule can only deny: `evaluate`.
 - One batch of requests is decided by one policy version: `kernel`.
-- An unknown or malformed decision never allows: `messages`, `client`.
+- An unknown or malformed decision never allows: `grpc.messages`, `grpc.client`.
 - An invalid policy file never replaces a valid one: `file_watch`.
 
 `rota.engine.admission` and `rota.engine.outputs` call this package and carry out its decisions. Imports nothing here:

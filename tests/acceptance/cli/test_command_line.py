@@ -153,7 +153,7 @@ async def test_a_second_up_is_refused_in_one_sentence(rota):
     first, _ = await _up(rota)
     status, _, errors = await _ended(await rota("up"))
     assert status == 1
-    assert f"in use by process {first.pid}; run `rota down` first" in errors
+    assert f"in use by process {first.pid}: run `rota down` first" in errors
     assert "[data_dir_in_use]" in errors
     assert "Traceback" not in errors
 

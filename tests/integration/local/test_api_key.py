@@ -89,7 +89,7 @@ async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path)
     try:
         told = {"pid": os.getpid(), "listen": "http://127.0.0.1:7682", "urls": {}, "worker": "x"}
         (tmp_path / "up.json").write_text(json.dumps(told))
-        with pytest.raises(InvalidSetting, match=r"api.key holds no key"):
+        with pytest.raises(InvalidSetting, match=r"api.key has no valid key"):
             api_key.find_endpoint(settings(tmp_path))
         await local_key.ensure_key(database, tmp_path)
         found = api_key.find_endpoint(settings(tmp_path))

@@ -125,7 +125,7 @@ async def test_a_second_owner_is_refused_by_name_and_disturbs_nothing(private_st
     running = await private_stack("redis")
     data = running.options.data_dir
     before = (data / "state.json").read_text()
-    with pytest.raises(DataDirInUse, match=rf"in use by process {os.getpid()}; run `rota down`"):
+    with pytest.raises(DataDirInUse, match=rf"in use by process {os.getpid()}: run `rota down`"):
         await LocalStack(running.options).start()
     assert owner_of(data) == DataDirOwner.current()
     assert (data / "state.json").read_text() == before
@@ -244,7 +244,7 @@ async def test_a_port_asked_for_by_number_and_taken_is_refused_and_nothing_runs(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         stack = LocalStack(options_for_tests(tmp_path / "d", servers=(name,), ports={name: port}))
-        with pytest.raises(PortTaken, match=rf"Port {port} for \w+ is taken; .*local\.{name}\.port"):
+        with pytest.raises(PortTaken, match=rf"Port {port} for \w+ is in use: .*local\.{name}\.port"):
             await stack.start()
     assert owner_of(tmp_path / "d") is None
 
@@ -288,7 +288,7 @@ async def test_lost_credentials_are_named_at_once(private_stack):
     stack = await private_stack("postgres")
     await stack.stop()
     (stack.options.data_dir / "credentials.json").unlink()
-    with pytest.raises(SetupFailed, match=r"credentials\.json is gone"):
+    with pytest.raises(SetupFailed, match=r"credentials\.json is missing"):
         await LocalStack(stack.options).start()
 
 

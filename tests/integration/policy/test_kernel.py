@@ -135,7 +135,7 @@ async def test_without_a_good_policy_it_does_not_start(spawn, path):
     process = await spawned(spawn, path, 0)
     assert await process.wait() == 2
     assert f"{path}:2: a rule has no 'decison'; did you mean decision?" in await process.errors()
-    with pytest.raises(InvalidSetting, match=r"policy\.file must be set"):
+    with pytest.raises(InvalidSetting, match=r"policy\.file is not set"):
         KernelProcess(Settings(), None)
 
 
@@ -179,7 +179,7 @@ async def test_the_last_ten_policies_are_kept(asked, path):
     assert [each.id for each in await asked.list_snapshots()] == [snapshot_id(text) for text in reversed(texts[3:])]
     explained = await asked.explain(question().asked, snapshot_id(texts[4])[:12])
     assert explained.word.snapshot == snapshot_id(texts[4])
-    with pytest.raises(InvalidInput, match="No snapshot"):
+    with pytest.raises(InvalidInput, match="No unique policy snapshot"):
         await asked.explain(question().asked, snapshot_id(ALLOWING))
 
 
@@ -218,7 +218,7 @@ async def test_who_counts_jobs_wants_to_know_which(path):
     path.write_text("rules: [{id: a, decision: deny, velocity: {max_requests: 1, window: 1h}}]")
     async with serving(path) as process, grpc.aio.insecure_channel(f"127.0.0.1:{process.calls.port}") as channel:
         check = channel.unary_unary("/rota.v1.SafetyKernel/Check")
-        with pytest.raises(grpc.aio.AioRpcError, match="name the job"):
+        with pytest.raises(grpc.aio.AioRpcError, match="has no job id"):
             await check(encode(messages.CheckRequest(asked=messages.PolicyRequestMessage("alpha", "job.a"))), timeout=5)
 
 

@@ -213,15 +213,15 @@ class CheckOutputReply(ProtobufMessage, frozen=True):
     word_json: str = ""
 
 
-def request_to_message(asked: model.PolicyRequest) -> PolicyRequestMessage:
-    return PolicyRequestMessage(*msgspec.structs.astuple(asked))
+def request_to_message(request: model.PolicyRequest) -> PolicyRequestMessage:
+    return PolicyRequestMessage(*msgspec.structs.astuple(request))
 
 
-def request_of_message(asked: PolicyRequestMessage | None) -> model.PolicyRequest:
+def request_of_message(message: PolicyRequestMessage | None) -> model.PolicyRequest:
     """Missing fields get their defaults."""
-    if asked is None or not asked.topic:
+    if message is None or not message.topic:
         raise InvalidInput("The request describes no job: set at least its show and topic.")
-    fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    fields = {name: value for name, value in msgspec.structs.asdict(message).items() if value is not None}
     return model.PolicyRequest(**fields)
 
 
@@ -243,25 +243,25 @@ def questions_of_messages(questions: Sequence[PolicyQuestionMessage]) -> list[mo
     return [model.PolicyRequestGroup(request_of_message(each.asked), unpack_ids(each.jobs)) for each in questions]
 
 
-def decision_to_message(word: model.PolicyDecision) -> PolicyDecisionMessage:
+def decision_to_message(decision: model.PolicyDecision) -> PolicyDecisionMessage:
     apart = tuple(
-        DecisionOverrideMessage(pack_ids(sorted(each.jobs)), *_decision_fields(each.word)) for each in word.apart
+        DecisionOverrideMessage(pack_ids(sorted(each.jobs)), *_decision_fields(each.word)) for each in decision.apart
     )
-    decision, reason, rule, *rest = _decision_fields(word)
-    return PolicyDecisionMessage(*(decision, reason, rule, word.snapshot, *rest, apart))
+    code, reason, rule, *rest = _decision_fields(decision)
+    return PolicyDecisionMessage(*(code, reason, rule, decision.snapshot, *rest, apart))
 
 
-def _decision_fields(word: model.PolicyDecision) -> tuple[Any, ...]:
-    approval = word.approval
-    asks = word.says is PolicyEffect.REQUIRE_APPROVAL
+def _decision_fields(decision: model.PolicyDecision) -> tuple[Any, ...]:
+    approval = decision.approval
+    asks = decision.says is PolicyEffect.REQUIRE_APPROVAL
     return (
-        CODES[word.says],
-        word.reason,
-        word.rule,
-        _constraints_to_message(word.constraints),
-        tuple(RemediationMessage(*msgspec.structs.astuple(each)) for each in word.remediations),
+        CODES[decision.says],
+        decision.reason,
+        decision.rule,
+        _constraints_to_message(decision.constraints),
+        tuple(RemediationMessage(*msgspec.structs.astuple(each)) for each in decision.remediations),
         ApprovalTermsMessage(approval.quorum, approval.expires_s, approval.approvers) if asks else None,
-        word.delay_s,
+        decision.delay_s,
     )
 
 
@@ -285,38 +285,38 @@ def _json(table: dict[str, object]) -> str:
     return msgspec.json.encode(table).decode() if table else ""
 
 
-def decision_of_message(word: PolicyDecisionMessage) -> model.PolicyDecision:
+def decision_of_message(message: PolicyDecisionMessage) -> model.PolicyDecision:
     """An unknown decision denies."""
-    found = _single_decision(word, word.policy_snapshot)
-    if not word.apart:
+    found = _single_decision(message, message.policy_snapshot)
+    if not message.apart:
         return found
     apart = tuple(
-        model.DecisionOverride(frozenset(unpack_ids(each.jobs)), _single_decision(each, word.policy_snapshot))
-        for each in word.apart
+        model.DecisionOverride(frozenset(unpack_ids(each.jobs)), _single_decision(each, message.policy_snapshot))
+        for each in message.apart
     )
     return msgspec.structs.replace(found, apart=apart)
 
 
-def _single_decision(word: PolicyDecisionMessage | DecisionOverrideMessage, snapshot: str) -> model.PolicyDecision:
-    says = EFFECTS.get(word.decision)
+def _single_decision(message: PolicyDecisionMessage | DecisionOverrideMessage, snapshot: str) -> model.PolicyDecision:
+    says = EFFECTS.get(message.decision)
     if says is None:
         return model.PolicyDecision(
-            says=PolicyEffect.DENY, reason=UNKNOWN_DECISION_REASON, rule=word.rule_id, snapshot=snapshot
+            says=PolicyEffect.DENY, reason=UNKNOWN_DECISION_REASON, rule=message.rule_id, snapshot=snapshot
         )
-    terms = word.approval
+    terms = message.approval
     return model.PolicyDecision(
         says=says,
-        reason=word.reason,
-        rule=word.rule_id,
+        reason=message.reason,
+        rule=message.rule_id,
         snapshot=snapshot,
-        constraints=_constraints_of_message(word.constraints),
-        remediations=tuple(model.Remediation(**msgspec.structs.asdict(each)) for each in word.remediations),
+        constraints=_constraints_of_message(message.constraints),
+        remediations=tuple(model.Remediation(**msgspec.structs.asdict(each)) for each in message.remediations),
         approval=(
             model.ApprovalTerms(quorum=max(1, terms.quorum), expires_s=terms.expires_s, approvers=terms.approvers)
             if terms
             else model.ApprovalTerms()
         ),
-        delay_s=word.delay_s,
+        delay_s=message.delay_s,
     )
 
 

@@ -157,11 +157,11 @@ def _check_match(match: OutputMatch, path: tuple[str | int, ...]) -> None:
     for name in ("shows", "tenants", "topics", "capabilities", "content_types", "risk_tags", "keywords"):
         entries: tuple[str, ...] = getattr(match, name)
         _check_count(entries, *path, name)
-        for at, word in enumerate(entries):
+        for at, entry in enumerate(entries):
             if name in ("keywords", "risk_tags"):
-                _check_keyword(word, *path, name, at)
+                _check_keyword(entry, *path, name, at)
             else:
-                check_glob(word, *path, name, at)
+                check_glob(entry, *path, name, at)
     _check_count(match.content_patterns, *path, "content_patterns")
     for at, pattern in enumerate(match.content_patterns):
         check_pattern(pattern, *path, "content_patterns", at)
@@ -175,9 +175,9 @@ def _check_count(entries: Iterable[str], *path: str | int) -> None:
         raise _invalid(f"{path[-1]} of an output rule has more than {LIST_ENTRIES_MAX} entries: use two rules.", *path)
 
 
-def _check_keyword(word: str, *path: str | int) -> None:
-    if not 0 < len(word) <= GLOB_MAX:
-        raise _invalid(f"{word[:40]!r} is not a valid entry: use 1 to {GLOB_MAX} characters.", *path)
+def _check_keyword(keyword: str, *path: str | int) -> None:
+    if not 0 < len(keyword) <= GLOB_MAX:
+        raise _invalid(f"{keyword[:40]!r} is not a valid entry: use 1 to {GLOB_MAX} characters.", *path)
 
 
 def check_glob(glob: str, *path: str | int) -> None:
