@@ -143,7 +143,7 @@ class Engine:
         self.admission.on_ended = self._jobs_ended
         self.approver = Approver(database, self.admission)
         self.replayer = PendingReplayer(database, leases, self.admission, settings.replayer, approvals=self.approver)
-        self.retention = RetentionMaintenance(database, leases, settings.retention, store=self.store, books=accounting)
+        self.retention = RetentionMaintenance(database, leases, settings.retention, store=self.store, accounting=accounting)
         self.worker_registration = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.progress = ProgressConsumer(database, bus, self.dispatcher.state_writer)
         self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)

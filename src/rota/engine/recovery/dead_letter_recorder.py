@@ -1,9 +1,9 @@
-"""Messages that are given up: each becomes a dead letter, once, whoever gives it up and however often.
+"""Dead letters for bus messages that are given up: each message gets exactly one, however often it is recorded.
 
-`Handling` writes the letter before it terminates a message. A message that NATS gives up by itself, because nobody
-answered any of its deliveries, is told by an advisory that is not kept; consumers of ours have deliveries to spare, so
-this is for what was declared otherwise. Both name the message by its stream, its number there and when it was stored,
-so it has one letter; a stream that was wiped counts from one again, and the time tells its messages from older ones.
+`BatchConsumer` records the dead letter before it terminates a message. When NATS gives up a message by itself, because
+no delivery was acknowledged, it sends an advisory that is not stored; Rota's consumers have deliveries to spare, so
+this covers consumers that were declared differently. Both paths identify a message by stream, sequence and store time:
+the time separates it from older messages after a stream was wiped, because sequences then restart at one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ UNREADABLE = "unreadable_message"
 EXHAUSTED = "deliveries_exhausted"
 RETRY_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 EXHAUSTED_MESSAGES = metrics.counter(
-    "rota_bus_exhausted", "Messages that NATS gave up, by consumer.", labels=("consumer",)
+    "rota_bus_exhausted", "Messages given up by NATS after the last delivery, by consumer.", labels=("consumer",)
 )
-WRITE_FAILURES = metrics.counter("rota_dlq_emit_failures", "Dead letters that could not be written at the first try.")
+WRITE_FAILURES = metrics.counter("rota_dlq_emit_failures", "Dead letters whose first write failed.")
 
 
 class DeadLetterRecorder:
@@ -35,10 +35,10 @@ class DeadLetterRecorder:
         self.bus = bus
         self._dead_letters = dead_letters
         self.on_letter: Callable[[str], None] = _ignore
-        """Called with the reason of each letter that is new."""
+        """Called with the reason of each new dead letter."""
 
     async def record_terminated(self, delivery: Delivery, reason: str) -> None:
-        """For `Handling`: called before a message is terminated, and again if we die in between."""
+        """For `BatchConsumer`: called before it terminates a message; called again if the process dies in between."""
         try:
             cause = _cause(delivery.stream, delivery.stream_seq, delivery.stored_ns)
             await self._record(cause, UNREADABLE, delivery.data, reason)
@@ -47,39 +47,39 @@ class DeadLetterRecorder:
             raise
 
     async def run(self, life: Lifecycle) -> None:
-        async with self.bus.max_deliveries_advisories() as told, asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(self._record_loop(told))
+        async with self.bus.max_deliveries_advisories() as advisories, asyncio.TaskGroup() as tasks:
+            record_task = tasks.create_task(self._record_loop(advisories))
             life.ready()
             await life.until_draining()
-            writing.cancel()
+            record_task.cancel()
 
-    async def _record_loop(self, told: asyncio.Queue[MaxDeliveriesAdvisory]) -> None:
+    async def _record_loop(self, advisories: asyncio.Queue[MaxDeliveriesAdvisory]) -> None:
         while True:
-            await self._record_with_retry(await told.get())
+            await self._record_with_retry(await advisories.get())
 
-    async def _record_with_retry(self, given_up: MaxDeliveriesAdvisory) -> None:
-        """However long a server is away: nobody tells us again."""
-        EXHAUSTED_MESSAGES.labels(given_up.consumer).inc()
-        log.error("deliveries_exhausted", **_log_fields(given_up))
+    async def _record_with_retry(self, advisory: MaxDeliveriesAdvisory) -> None:
+        """Retries without limit: the advisory is not redelivered."""
+        EXHAUSTED_MESSAGES.labels(advisory.consumer).inc()
+        log.error("deliveries_exhausted", **_log_fields(advisory))
         streak = 0
         while True:
             try:
-                return await self.record_exhausted(given_up)
-            except Unavailable as away:
+                return await self.record_exhausted(advisory)
+            except Unavailable as error:
                 streak += 1
                 WRITE_FAILURES.inc()
-                log.warning("dead_letter_waits", reason=away.sentence)
+                log.warning("dead_letter_write_failed", reason=error.sentence)
                 await asyncio.sleep(RETRY_BACKOFF.pause_s(streak, 0.5))
 
     async def record_exhausted(self, message: MaxDeliveriesAdvisory) -> None:
         stored = await self.bus.get_message(message.stream, message.stream_seq)
-        reason = f"Consumer {message.consumer} had it {message.deliveries} times and never answered."
+        reason = f"Consumer {message.consumer} received it {message.deliveries} times and never acknowledged it."
         cause = _cause(message.stream, message.stream_seq, stored.stored_ns if stored is not None else 0)
         await self._record(cause, EXHAUSTED, stored.data if stored is not None else None, reason)
 
     async def _record(self, cause: str, reason: str, data: bytes | None, error: str) -> None:
-        letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
-        if await self._dead_letters.add([letter]):
+        dead_letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
+        if await self._dead_letters.add([dead_letter]):
             self.on_letter(reason)
 
 
@@ -87,8 +87,8 @@ def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
     return f"{stream}:{stream_seq}:{stored_ns}"
 
 
-def _log_fields(given_up: MaxDeliveriesAdvisory) -> dict[str, object]:
-    return {"stream": given_up.stream, "stream_seq": given_up.stream_seq, "consumer": given_up.consumer}
+def _log_fields(advisory: MaxDeliveriesAdvisory) -> dict[str, object]:
+    return {"stream": advisory.stream, "stream_seq": advisory.stream_seq, "consumer": advisory.consumer}
 
 
 def _ignore(_reason: str) -> None:

@@ -1,10 +1,10 @@
 -- name: jobs_ending
--- Jobs that are being ended and have not ended, $1 of those after $3, without $2.
+-- Jobs whose termination has begun and not finished, $1 of those after $3, without $2.
 SELECT pk_job FROM rota.job
 WHERE ends_as IS NOT NULL AND pk_job > $3::uuid AND pk_job <> ALL ($2::uuid[]) ORDER BY pk_job LIMIT $1::integer
 
 -- name: jobs_forgotten
--- Let go on what waits for jobs that have ended, $1 of these at most: they ended while somebody submitted what waits.
+-- Release jobs whose dependencies ended while they were being submitted; at most $1 dependencies.
 SELECT rota.jobs_release(ARRAY(
   SELECT DISTINCT a.pk_before FROM rota.job_after a
   JOIN rota.job w ON w.pk_job = a.pk_job AND w.ends_as IS NULL
@@ -12,7 +12,7 @@ SELECT rota.jobs_release(ARRAY(
     AND NOT EXISTS (SELECT FROM rota.scan s WHERE s.pk_job = a.pk_before AND s.mode <> 'pass') LIMIT $1::integer)) AS waiting
 
 -- name: jobs_overdue
--- Jobs past their deadline, or past the time in which a frame of theirs should have been dispatched; $1 of each, without $2.
+-- Jobs past their deadline, or past max_wait with no frame dispatched; $1 of each, without $2.
 (SELECT pk_job, 'TIMEOUT' AS ends_as, 'deadline_expired' AS reason FROM rota.job
  WHERE ts_deadline <= clock_timestamp() AND ends_as IS NULL AND pk_job <> ALL ($2::uuid[])
  ORDER BY ts_deadline LIMIT $1::integer)
@@ -23,38 +23,38 @@ UNION ALL
  ORDER BY ts_wait_until LIMIT $1::integer)
 
 -- name: procs_all
--- What is booked where, behind token $1, a page of $2: for how long, and whether its job has ended meanwhile.
+-- Procs after token $1, a page of $2: the age of the booking, and whether its job has ended meanwhile.
 SELECT p.token, p.pk_host, extract(epoch FROM clock_timestamp() - p.ts_booked)::float8 AS age_s, l.pk_layer IS NULL AS ended, l.work
 FROM rota.proc p LEFT JOIN rota.layer l ON l.pk_layer = p.pk_layer
 WHERE p.token > $1::bigint ORDER BY p.token LIMIT $2::integer
 
 -- name: procs_orphaned
--- Procs on workers that have ended, the oldest first.
+-- Procs on workers that have ended, oldest first.
 SELECT p.token, p.pk_host FROM rota.proc p JOIN rota.worker w ON w.pk_host = p.pk_host
 WHERE w.state <> 'up' ORDER BY p.token LIMIT $1::integer
 
 -- name: worker_end
--- Worker $1 is gone or lost ($2), unless somebody said so before.
+-- Mark worker $1 as gone or lost ($2), unless it has ended already.
 UPDATE rota.worker SET state = $2::text, ts_ended = clock_timestamp() WHERE pk_host = $1::uuid AND state = 'up'
 
 -- name: workers_gone
--- Which of these workers have ended, and which of them nobody knows.
+-- Which of these workers have ended or are unknown.
 SELECT h AS pk_host, w.state FROM unnest($1::uuid[]) AS h LEFT JOIN rota.worker w ON w.pk_host = h WHERE w.state IS DISTINCT FROM 'up'
 
 -- name: workers_up
--- Workers that neither said goodbye nor were lost.
+-- Workers that have neither signed off nor been declared lost.
 SELECT pk_host, str_name, pool, extract(epoch FROM clock_timestamp() - ts_up)::float8 AS age_s FROM rota.worker WHERE state = 'up'
 
 -- name: upkeep_caps
--- Forget the caps of $1 jobs that have ended; how many of each show.
+-- Delete the caps of $1 jobs that have ended; number of jobs by show.
 SELECT pk_show, jobs FROM rota.caps_forget($1::integer)
 
 -- name: upkeep_carry
--- Carry up to $2 ends of frames out of day $1 whose jobs are kept for longer.
+-- Carry over up to $2 frame ends from day $1 whose jobs are retained longer.
 SELECT rota.frame_ends_carry($1::date, $2::integer)
 
 -- name: upkeep_days
--- Days of table $1 that are over before $2, the oldest first.
+-- Days of table $1 that ended before $2, oldest first.
 SELECT d.day FROM rota.days_of($1::text) AS d
 WHERE ((d.day + 1)::timestamp AT TIME ZONE 'UTC') <= $2::timestamptz GROUP BY d.day ORDER BY d.day
 
@@ -63,7 +63,7 @@ WHERE ((d.day + 1)::timestamp AT TIME ZONE 'UTC') <= $2::timestamptz GROUP BY d.
 SELECT rota.day_drop($1::text, $2::date)
 
 -- name: upkeep_keys
--- Forget up to $2 idempotency keys from before $1 whose jobs are not live.
+-- Delete up to $2 idempotency keys from before $1 whose jobs are not live.
 DELETE FROM rota.idempotency_key k USING (
   SELECT i.pk_show, i.key FROM rota.idempotency_key i
   WHERE i.ts_created < $1::timestamptz AND NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = i.pk_job)
@@ -71,11 +71,11 @@ DELETE FROM rota.idempotency_key k USING (
 ) AS old WHERE k.pk_show = old.pk_show AND k.key = old.key
 
 -- name: upkeep_make
--- A partition of table $1 for day $2, or for a part of it; at most $3 rows of the default move there.
+-- Create a partition of table $1 for day $2, or for a part of it; at most $3 rows of the default partition move there.
 SELECT rota.day_make($1::text, $2::date, $3::integer)
 
 -- name: upkeep_missing
--- Days for which table $1 needs a partition and has none: from $2 on $3 days ahead, and those the default has rows of.
+-- Days without a partition of table $1: $3 days from $2 on, and days of rows in the default partition.
 SELECT wanted.day FROM (
   SELECT ($2::timestamptz AT TIME ZONE 'UTC')::date + ahead AS day FROM generate_series(0, $3::integer) AS ahead
   UNION SELECT * FROM rota.days_astray($1::text, 100)
@@ -85,11 +85,11 @@ WHERE (wanted.day + 1)::timestamp AT TIME ZONE 'UTC' > ALL (
 ORDER BY wanted.day
 
 -- name: upkeep_now
--- What time it is.
+-- The current time.
 SELECT clock_timestamp()
 
 -- name: upkeep_outputs
--- Forget up to $2 outputs that were decided about before $1 and whose jobs are not kept any more.
+-- Delete up to $2 outputs decided before $1 whose jobs are no longer retained.
 DELETE FROM rota.output o USING (
   SELECT i.token FROM rota.output i
   WHERE i.ts_decided < $1::timestamptz AND NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = i.pk_job)
@@ -98,12 +98,12 @@ DELETE FROM rota.output o USING (
 ) AS old WHERE o.token = old.token
 
 -- name: upkeep_patience
--- Wait $1 ms for a lock at most in this transaction: whoever waits for us meanwhile waits no longer either.
+-- Lock timeout of $1 ms in this transaction; it also bounds how long others wait for our locks.
 SELECT set_config('lock_timeout', $1::text, true)
 
 -- name: upkeep_pointers
--- Pointers into the store that are in use and may be older than $1.
--- Those of live jobs, of jobs that lived across a midnight, and of ends of frames that were carried on or lie next to it.
+-- Pointers into the store that are in use and may be older than $1: those of live jobs, of jobs that lived across a
+-- midnight, and of frame ends that were carried over or are close to the cutoff.
 SELECT input_at AS pointer FROM rota.layer WHERE input_at IS NOT NULL
 UNION SELECT l.input_at FROM rota.job_done d CROSS JOIN LATERAL unnest(d.layers) AS l
   WHERE d.ts_submitted < $1::timestamptz + interval '1 day' AND l.input_at IS NOT NULL
@@ -115,7 +115,7 @@ UNION SELECT split_part(unnest(e.artifacts || e.value_at), ' ', 1) FROM rota.fra
 UNION SELECT split_part(unnest(o.original), ' ', 1) FROM rota.output o WHERE o.original IS NOT NULL
 
 -- name: upkeep_reasons
--- How many live jobs wait for something other than a turn of their own, by why.
+-- Live jobs that wait for something other than their position in the queue, by reason.
 SELECT w.reason, count(*) AS jobs
 FROM (
   SELECT CASE WHEN ends_as IS NOT NULL THEN 'ending' WHEN state = 'APPROVAL_REQUIRED' THEN 'approval_required'
@@ -131,12 +131,12 @@ FROM (
 GROUP BY w.reason
 
 -- name: upkeep_states
--- How many live jobs are in each state, and for how long the oldest of them is.
+-- Number of live jobs by state, and the age of the oldest.
 SELECT state, count(*) AS jobs, extract(epoch FROM clock_timestamp() - min(ts_updated))::float8 AS oldest_s
 FROM rota.job GROUP BY state
 
 -- name: upkeep_workers
--- Forget up to $2 workers that ended before $1 and have nothing booked.
+-- Delete up to $2 workers that ended before $1 and have no procs.
 DELETE FROM rota.worker w USING (
   SELECT o.pk_host FROM rota.worker o
   WHERE o.state <> 'up' AND o.ts_ended < $1::timestamptz

@@ -1,18 +1,18 @@
-"""What one leader does so that nothing is left behind: silent workers, frames nobody has, jobs past their time.
+"""The reconciler, run by one leader: expires silent workers, requeues lost frames, ends overdue jobs.
 
-Every step starts from what PostgreSQL says, changes it by the same paths as everybody else (each fenced by closures and
-procs), and may be repeated. Only the word that a worker is lost rests on what the leader has *not* heard, so:
-- it is written under the leader's fence: a paused leader that wakes up declares nobody lost;
-- it is said only while the leader hears itself on the bus, and has done so for longer than a worker may be silent;
-- from then on PostgreSQL knows: the worker's procs are ended as lost, whoever books on it later is found by the next
-  pass, and what it reports is refused. The worker is told, stops its work and comes in as another one.
+Every step starts from the state in PostgreSQL, changes it through the same fenced paths as the rest of the engine
+(closures and procs), and is safe to repeat. Only the decision that a worker is lost rests on *missing* heartbeats:
+- it is written under the leader's fence, so a paused leader that wakes up cannot declare a worker lost;
+- it is made only while the leader receives its own heartbeats, and has done so for longer than a worker may be silent;
+- from then on PostgreSQL has the decision: the worker's procs end as lost, the next pass finds later bookings on it,
+  and its reports are refused. The worker learns of it, stops its frames and registers again under a new id.
 
-A pass is bounded: batches of `reconciler.batch_size`, `max_iterations_per_tick` of them at most. A job that cannot be
-ended, because a hook fails on it, holds up no other: after `max_retries_per_job` further tries it rests for
+A pass is bounded: at most `max_iterations_per_tick` batches of `reconciler.batch_size`. A job that cannot be ended,
+because a hook fails on it, does not block others: after `max_retries_per_job` retries it is skipped for
 `poll_interval`.
 
-A frame is lost on the way when it is booked on a live worker that does not list it, some heartbeats later, although
-everything that worker had reported until then was handled.
+A frame is lost in transit when it is booked on a live worker whose heartbeats do not list it `UNREPORTED_AGE_S` after
+the booking, although every report that the worker had sent until then has been handled.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from rota.model.protocol import (
     AttemptStatus,
     CancelFrames,
     TokenRange,
+    WorkerLiveness,
     encode,
     to_ranges,
 )
-from rota.model.protocol import WorkerLiveness as WorkersTold
 from rota.model.settings.lifecycle import ReconcilerSettings
 from rota.placement import WorkerRegistry
 
@@ -71,28 +71,28 @@ log = structlog.get_logger(__name__)
 LEASE: Final = "rota:reconciler:default"
 TICK_INTERVAL_S: Final = 0.5
 HEARTBEAT_TIMEOUT_S: Final = 3.5
-"""A worker beats every two seconds; with the tick its frames wait again within five."""
+"""Heartbeats come every 2 s; with the tick, a lost worker's frames are queued again within 5 s."""
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
-"""How long a worker that has just come in may take to its first heartbeat."""
+"""Limit for the first heartbeat after registration."""
 ALLOCATION_CHECK_INTERVAL_S: Final = 5.0
 UNREPORTED_AGE_S: Final = 8.0
-"""A booking as old as this was heard of by its worker, which has beaten since."""
+"""By this age of a booking, its worker has received it and sent a heartbeat since."""
 BROADCAST_INTERVAL_S: Final = 5.0
 LOST_BROADCAST_S: Final = 600.0
 BATCH: Final = 512
 PAGE_SIZE: Final = 4096
 GRACE_S: Final = 60.0
-"""Beyond the time limit of a frame, for its worker to end it by itself."""
+"""Added to a frame's time limit, so that its worker can end it first."""
 
-LOST_WORKERS = metrics.counter("rota_workers_lost", "Workers that fell silent.")
-STALE_JOBS = metrics.gauge("rota_stale_jobs", "Jobs found past their time by the last pass.", labels=("state",))
+LOST_WORKERS = metrics.counter("rota_workers_lost", "Workers declared lost after their heartbeats stopped.")
+STALE_JOBS = metrics.gauge("rota_stale_jobs", "Overdue jobs found by the last pass.", labels=("state",))
 UNREPORTED_FRAMES = metrics.counter("rota_frames_unheld", "Frames that were booked and never reached their worker.")
 
 _WORK = msgspec.msgpack.Decoder(Work)
 
 
 class HeartbeatSnapshot:
-    """What a worker said when it was last heard."""
+    """The frames and the report number in a worker's last heartbeat."""
 
     def __init__(self, held: Sequence[TokenRange], reported: int) -> None:
         self.reported = reported
@@ -113,8 +113,8 @@ class EngineReconciler:
         registry: WorkerRegistry,
         members: ClusterMembership,
         finisher: Finisher,
-        ender: JobCanceller,
-        on_told: Callable[[UUID, CompletionResult], None],
+        canceller: JobCanceller,
+        on_completion: Callable[[UUID, CompletionResult], None],
         limits: ReconcilerSettings,
         *,
         silent_s: float = HEARTBEAT_TIMEOUT_S,
@@ -126,8 +126,8 @@ class EngineReconciler:
         self.registry = registry
         self.members = members
         self.finisher = finisher
-        self.ender = ender
-        self._on_told = on_told
+        self.canceller = canceller
+        self._on_completion = on_completion
         self._limits = limits
         self._silent_s = silent_s
         self._clock = clock or SystemClock()
@@ -135,10 +135,10 @@ class EngineReconciler:
         self._lost: dict[UUID, float] = {}
         self._orphans_until = 0.0
         self._due: dict[str, float] = {}
-        self._resting: dict[UUID, float] = {}
+        self._skipped_until: dict[UUID, float] = {}
         self._draining: set[UUID] = set()
         self.on_worker: Callable[[str, UUID, str, str], None] = _ignore
-        """Called with what became of a worker (draining, gone, lost), its id, its name and its pool."""
+        """Called with the change (draining, gone, lost), the worker's id, its name and its pool."""
         self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
 
     async def run(self, life: Lifecycle) -> None:
@@ -155,7 +155,7 @@ class EngineReconciler:
             await asyncio.sleep(TICK_INTERVAL_S)
 
     async def reconcile_once(self, lease: Lease) -> None:
-        """One pass. What fails because NATS is away is done by the next."""
+        """One pass. The next pass repeats steps that failed because NATS was unavailable."""
         try:
             self._report_draining()
             await self.expire_silent_workers(lease)
@@ -168,11 +168,11 @@ class EngineReconciler:
                 await self.requeue_orphans()
                 await self.release_missed_dependents()
             await self.end_overdue()
-        except NatsUnavailable as away:
-            log.info("recovery_waits", reason=away.sentence)
+        except NatsUnavailable as error:
+            log.info("reconcile_deferred", reason=error.sentence)
 
     async def expire_silent_workers(self, lease: Lease) -> list[UUID]:
-        """Declare workers lost that were not heard of for too long; returns them."""
+        """Declare workers lost whose heartbeats stopped; returns them."""
         rows = await self.database.rows(LIVE_WORKERS)
         silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"])]
         if not silent or not self._can_detect_silence():
@@ -190,7 +190,7 @@ class EngineReconciler:
         return self._clock.monotonic() - known.seen_at > self._silent_s
 
     def _can_detect_silence(self) -> bool:
-        """Whether silence means anything: we lead, and have heard ourselves, for longer than a worker may be silent."""
+        """Whether silence is evidence: we have led, and received our own heartbeats, for longer than the timeout."""
         since = self.members.hears_itself_since
         if since is None or self.members.is_isolated():
             return False
@@ -218,7 +218,7 @@ class EngineReconciler:
             log.warning("worker_lost", worker=name, silent_s=self._silent_s)
 
     async def requeue_orphans(self) -> int:
-        """End what is booked on workers that have ended; another worker gets it. Returns how many frames."""
+        """End the procs of ended workers, so that their frames are queued again. Returns the number of frames."""
         rescued = 0
         for _ in range(self._limits.max_iterations_per_tick):
             rows = await self.database.rows(ORPHANED_PROCS, BATCH)
@@ -227,22 +227,23 @@ class EngineReconciler:
                 by_worker[row["pk_host"]].append(row["token"])
             for worker, tokens in by_worker.items():
                 ends = [
-                    AttemptResult(token, AttemptStatus.FAILED, code=WORKER_LOST, error="Its worker fell silent.")
+                    AttemptResult(token, AttemptStatus.FAILED, code=WORKER_LOST, error="The worker stopped responding.")
                     for token in tokens
                 ]
-                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
             rescued += len(rows)
             if len(rows) < BATCH:
                 break
         return rescued
 
     async def release_missed_dependents(self) -> int:
-        """Jobs that wait for others which ended at the very moment they were submitted; returns how many."""
+        """Release jobs whose dependency ended while they were being submitted; returns how many."""
         return int(await self.database.value(RELEASE_MISSED_DEPENDENTS, BATCH))
 
     async def reconcile_allocations(self) -> None:
-        """Look at every proc: does its worker have it, has its job ended, has it run for too long?"""
-        # In this order: what a worker had reported when it last spoke was handled by now, or is not judged.
+        """Check every proc: is it in its worker's heartbeat, has its job ended, is it past its time limit?"""
+        # Heartbeats before the ack floor: reports that a heartbeat counts have then been handled, or the proc is
+        # skipped.
         beats = {
             worker.id: HeartbeatSnapshot(worker.held, worker.reported) for worker in self.registry.workers.values()
         }
@@ -253,19 +254,19 @@ class EngineReconciler:
         after = -1
         while True:
             rows = await self.database.rows(ALL_PROCS, after, PAGE_SIZE)
-            unheld: dict[UUID, list[int]] = defaultdict(list)
+            unreported: dict[UUID, list[int]] = defaultdict(list)
             overdue: dict[UUID, list[int]] = defaultdict(list)
             stop: list[int] = []
             for row in rows:
                 beat = beats.get(row["pk_host"])
                 if beat is not None and row["age_s"] > UNREPORTED_AGE_S and not beat.holds(row["token"]):
                     if handled is None or beat.reported <= handled:
-                        unheld[row["pk_host"]].append(row["token"])
+                        unreported[row["pk_host"]].append(row["token"])
                 elif row["ended"]:
                     stop.append(row["token"])
                 elif row["work"] is not None and row["age_s"] > self._running_timeout_s(row["work"]):
                     overdue[row["pk_host"]].append(row["token"])
-            await self._requeue_unreported(unheld)
+            await self._requeue_unreported(unreported)
             await self._time_out(overdue)
             if stop:
                 await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(stop))))
@@ -276,63 +277,63 @@ class EngineReconciler:
     def _running_timeout_s(self, work: bytes) -> float:
         return (_WORK.decode(work).timeout_s or self._limits.running_timeout) + GRACE_S
 
-    async def _requeue_unreported(self, unheld: dict[UUID, list[int]]) -> None:
-        for worker, tokens in unheld.items():
+    async def _requeue_unreported(self, unreported: dict[UUID, list[int]]) -> None:
+        for worker, tokens in unreported.items():
             UNREPORTED_FRAMES.inc(len(tokens))
-            log.warning("frames_unheld", worker=str(worker), frames=len(tokens))
+            log.warning("frames_unreported", worker=str(worker), frames=len(tokens))
             for part in _batches(tokens):
                 ends = [AttemptResult(token, AttemptStatus.REFUSED, code="dispatch_lost") for token in part]
-                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
 
     async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
         STALE_JOBS.labels("RUNNING").set(sum(len(tokens) for tokens in overdue.values()))
         for worker, tokens in overdue.items():
             for part in _batches(tokens):
                 ends = [AttemptResult(token, AttemptStatus.TIMEOUT, code="running_timeout") for token in part]
-                self._on_told(worker, await self.finisher.finish_attempts(worker, ends))
+                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
             await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(tokens), "running_timeout")))
 
     async def end_overdue(self) -> None:
-        """Jobs past their deadline or their max_wait, and those whose ending was interrupted."""
-        now, most = self._clock.monotonic(), self._limits.batch_size
-        self._resting = {job: until for job, until in self._resting.items() if now < until}
+        """End jobs past their deadline or max_wait, and continue terminations that were interrupted."""
+        now, batch = self._clock.monotonic(), self._limits.batch_size
+        self._skipped_until = {job: until for job, until in self._skipped_until.items() if now < until}
         for _ in range(self._limits.max_iterations_per_tick):
-            rows = await self.database.rows(OVERDUE_JOBS, most, list(self._resting))
+            rows = await self.database.rows(OVERDUE_JOBS, batch, list(self._skipped_until))
             for row in rows:
                 job, state = JobId(row["pk_job"]), JobState(row["ends_as"])
-                await self._try_to_end(job, partial(self.ender.terminate, job, state, row["reason"]))
+                await self._try_to_end(job, partial(self.canceller.terminate, job, state, row["reason"]))
             if not rows:
                 break
         after = UUID(int=0)
         for _ in range(self._limits.max_iterations_per_tick):
-            rows = await self.database.rows(ENDING_JOBS, most, list(self._resting), after)
+            rows = await self.database.rows(ENDING_JOBS, batch, list(self._skipped_until), after)
             for row in rows:
-                await self._try_to_end(row["pk_job"], partial(self.ender.continue_termination, row["pk_job"]))
-            if len(rows) < most:
+                await self._try_to_end(row["pk_job"], partial(self.canceller.continue_termination, row["pk_job"]))
+            if len(rows) < batch:
                 break
             after = rows[-1]["pk_job"]
 
     async def _try_to_end(self, job: UUID, end: Callable[[], Awaitable[object]]) -> None:
-        for left in reversed(range(1 + self._limits.max_retries_per_job)):
+        for retries_left in reversed(range(1 + self._limits.max_retries_per_job)):
             try:
                 await end()
             except Unavailable:
                 raise
             except Exception:
-                # Whatever it was, the other jobs have nothing to do with it.
-                if not left:
-                    self._resting[job] = self._clock.monotonic() + self._limits.poll_interval
-                    log.exception("job_not_ended", job=str(job), rest_s=self._limits.poll_interval)
+                # Any failure concerns this job only; the pass goes on with the others.
+                if not retries_left:
+                    self._skipped_until[job] = self._clock.monotonic() + self._limits.poll_interval
+                    log.exception("job_termination_failed", job=str(job), rest_s=self._limits.poll_interval)
             else:
                 return
 
     async def _broadcast_liveness(self) -> None:
         now = self._clock.monotonic()
         self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
-        heard = [worker.id for worker in self.registry.workers.values() if now - worker.seen_at < self._silent_s]
-        unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, heard)} if heard else set()
-        told = WorkersTold([worker for worker in heard if worker not in unknown], [*self._lost, *unknown])
-        await self.bus.publish_core(LIVENESS_SUBJECT, encode(told))
+        alive = [worker.id for worker in self.registry.workers.values() if now - worker.seen_at < self._silent_s]
+        unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
+        liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])
+        await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = self._clock.monotonic()

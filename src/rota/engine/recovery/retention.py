@@ -1,17 +1,17 @@
-"""What one leader does so that what has ended does not grow: days made ahead, days dropped, names and caps forgotten.
+"""Retention, run by one leader: creates partitions ahead, drops expired days, deletes keys and caps of ended jobs.
 
-Finished jobs, ends of frames and logs lie in partitions by day (UTC). A day past its retention is dropped whole: no row
-is deleted one by one, and nothing is left for vacuum. Who keeps what:
-- a row is always visible, and in one place: what the default partition took before its day was made moves in the
-  transaction that makes the day, in bounded parts and under a lock that readers wait for;
-- nothing that is still needed goes with a day: ends of frames whose jobs live, or ended on a later day, are carried on
-  before it is dropped, until a look finds none. None can come after that: a row is written on the day it ends;
-- caps leave the books when their job has ended, and nothing of it is booked or counted there; a retry finds them with
-  the job. Redis is told after the commit; if we die in between, the next copy of all limits does that;
-- nobody waits long: a lock that is not to be had within `PATIENCE_MS` is given up, and asked for again next round.
+Finished jobs, frame ends and logs are partitioned by day (UTC). A day past its retention is dropped as a whole, so
+there are no row-by-row deletes and no work for vacuum. Invariants:
+- a row is always visible, and in one place: rows that the default partition took before their day was created move in
+  the transaction that creates the day, in bounded batches, under a lock that readers wait for;
+- dropping a day loses no needed row: frame ends of jobs that are live, or ended on a later day, are carried over first,
+  until a query finds none. None can be added after that, since a row is written on the day it ends;
+- caps leave the accounts after their job has ended and nothing of it is booked or counted; a retry finds them with the
+  job. Redis is updated after the commit; if we die in between, the next full copy of the limits does it;
+- locks are held briefly: a lock not acquired within `LOCK_TIMEOUT_MS` is given up until the next round.
 
-Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. Dying
-between two steps leaves the rest to the next leader; repeating a step changes nothing. PostgreSQL's clock decides.
+Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. After
+a crash between two steps the next leader does the rest; repeating a step changes nothing. PostgreSQL's clock decides.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ LEASE: Final = "rota:engine:upkeep"
 TABLES: Final = ("job_done", "frame_end", "frame_log")
 INTERVAL_S: Final = 60.0
 RETRY_INTERVAL_S: Final = 2.0
-"""Until the next round when somebody was in our way."""
+"""Until the next round after a lock timeout."""
 STORE_INTERVAL_S: Final = 3600.0
 CAPS_INTERVAL_S: Final = 300.0
 LIVE_STATES: Final = ("PENDING", "APPROVAL_REQUIRED", "SCHEDULED", "DISPATCHED", "RUNNING")
 DAYS_AHEAD: Final = 7
 BATCH: Final = 10_000
 BATCHES_MAX: Final = 1_000
-"""Of one step in one round; the rest is for the next."""
+"""Per step and round; the next round does the rest."""
 LOCK_TIMEOUT_MS: Final = 200
 LEASE_RETENTION_S: Final = 86_400.0
 
-STEPS = metrics.counter("rota_upkeep", "Steps of the engine's upkeep by what came of them.", labels=("step", "outcome"))
+STEPS = metrics.counter("rota_upkeep", "Steps of the engine's maintenance by outcome.", labels=("step", "outcome"))
 JOBS = metrics.gauge("rota_jobs", "Live jobs by state, counted by the leader.", labels=("state",))
 OLDEST_JOB = metrics.gauge(
-    "rota_job_state_oldest_seconds", "How long the job that is longest in a state has been in it.", labels=("state",)
+    "rota_job_state_oldest_seconds", "Age of the oldest job in a state, since it entered that state.", labels=("state",)
 )
 DAYS_MADE = metrics.counter("rota_days_made", "Daily partitions made, by table.", labels=("table",))
 DAYS_DROPPED = metrics.counter("rota_days_dropped", "Daily partitions dropped, by table.", labels=("table",))
 FRAME_ENDS_CARRIED = metrics.counter(
-    "rota_frame_ends_carried", "Ends of frames carried to a later day, since their jobs are kept."
+    "rota_frame_ends_carried", "Frame ends carried over to a later day, because their jobs are retained."
 )
 
 
 class RetentionMaintenance:
-    """Every replica may run it, one of them leads."""
+    """Runs in every replica; one of them leads."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class RetentionMaintenance:
         retention: RetentionSettings | None = None,
         *,
         store: BlobStore | None = None,
-        books: AccountingService | None = None,
+        accounting: AccountingService | None = None,
     ) -> None:
         self.database = database
         self.leases = leases
         self.retention = retention or RetentionSettings()
         self._store = store
-        self._books = books
+        self._accounting = accounting
         self._due = {"store": 0.0, "caps": 0.0}
         self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
 
@@ -113,12 +113,12 @@ class RetentionMaintenance:
                 done = await self._run_steps(lease)
                 await self.leases.clock.sleep(INTERVAL_S if done else RETRY_INTERVAL_S)
         finally:
-            # Two replicas that tell the same would be added up.
+            # A former leader must not export these: values of two replicas would be added up.
             JOBS.clear()
             OLDEST_JOB.clear()
 
     async def _run_steps(self, lease: Lease) -> bool:
-        """Every step, whatever becomes of the others; False when one has to be taken again soon."""
+        """Run every step, even after one fails; False when one must be repeated soon."""
         steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
             *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs, self.forget_approvals),
             *(self.forget_workers, self.prune_leases, self.measure),
@@ -142,13 +142,13 @@ class RetentionMaintenance:
             await step(lease)
         except (*BUSY_ERRORS, SetupFailed) as error:
             STEPS.labels(step.__name__, "busy").inc()
-            log.info("upkeep_busy", step=step.__name__, reason=str(error))
+            log.info("maintenance_busy", step=step.__name__, reason=str(error))
             return False
         STEPS.labels(step.__name__, "done").inc()
         return True
 
     async def make_days(self, lease: Lease, *, now: datetime | None = None, batch: int = BATCH) -> int:
-        """Partitions from today on `DAYS_AHEAD` days, and for what lies in a default; returns how many were made."""
+        """Create partitions for `DAYS_AHEAD` days, and for rows in a default partition; returns how many."""
         today = now or await self._now()
         made = 0
         for table in TABLES:
@@ -157,38 +157,38 @@ class RetentionMaintenance:
         return made
 
     async def drop_days(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
-        """Days past their retention, the ends of frames that are needed carried on; returns how many were dropped."""
-        over = before or await self._time_ago(self.retention.finished_jobs)
+        """Drop days past their retention after carrying over the frame ends still needed; returns how many."""
+        cutoff = before or await self._time_ago(self.retention.finished_jobs)
         dropped = 0
         for table in TABLES:
-            for row in await self.database.rows(EXPIRED_DAYS, table, over):
+            for row in await self.database.rows(EXPIRED_DAYS, table, cutoff):
                 if table == "frame_end":
                     await self._carry_over(lease, row["day"], batch)
                 dropped += await self._drop_day(lease, table, row["day"])
         return dropped
 
     async def forget_keys(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
-        """Idempotency keys past their retention whose jobs have ended: they may be used again."""
-        over = before or await self._time_ago(self.retention.idempotency_keys)
-        return await self._delete_in_batches(lease, DELETE_KEYS, over, batch)
+        """Delete idempotency keys past their retention whose jobs have ended: the keys may be used again."""
+        cutoff = before or await self._time_ago(self.retention.idempotency_keys)
+        return await self._delete_in_batches(lease, DELETE_KEYS, cutoff, batch)
 
     async def forget_outputs(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
-        """What was kept back of jobs that are gone; returns how many."""
-        over = before or await self._time_ago(self.retention.finished_jobs)
-        return await self._delete_in_batches(lease, DELETE_OUTPUTS, over, batch)
+        """Delete held outputs of jobs that are no longer retained; returns how many."""
+        cutoff = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, DELETE_OUTPUTS, cutoff, batch)
 
     async def forget_workers(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
-        """Workers that ended before anything that is kept."""
-        over = before or await self._time_ago(self.retention.finished_jobs)
-        return await self._delete_in_batches(lease, DELETE_WORKERS, over, batch)
+        """Delete workers that ended before anything still retained."""
+        cutoff = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, DELETE_WORKERS, cutoff, batch)
 
     async def forget_approvals(self, lease: Lease, *, before: datetime | None = None, batch: int = BATCH) -> int:
-        """Those that were decided as long ago as jobs are kept; one is used within moments of being granted."""
-        over = before or await self._time_ago(self.retention.finished_jobs)
-        return await self._delete_in_batches(lease, FORGET_APPROVALS, over, batch)
+        """Delete approvals decided before the retention of jobs; a granted approval is used within moments."""
+        cutoff = before or await self._time_ago(self.retention.finished_jobs)
+        return await self._delete_in_batches(lease, FORGET_APPROVALS, cutoff, batch)
 
     async def forget_caps(self, lease: Lease, *, batch: int = BATCH) -> int:
-        """Rows in the books of jobs that have ended; returns of how many jobs."""
+        """Delete the caps of ended jobs from the accounts; returns the number of jobs."""
         shows: Counter[ShowId] = Counter()
         for _ in range(BATCHES_MAX):
             async with self._fenced_transaction(lease) as tx:
@@ -197,9 +197,9 @@ class RetentionMaintenance:
             shows.update(rows)
             if sum(rows.values()) < batch:
                 break
-        if self._books is not None:
+        if self._accounting is not None:
             for show in shows:
-                await self._books.push_limits(show)
+                await self._accounting.push_limits(show)
         return shows.total()
 
     async def prune_leases(self, _lease: Lease) -> int:
@@ -213,10 +213,10 @@ class RetentionMaintenance:
         waiting.set_waiting_jobs({row["reason"]: row["jobs"] for row in await self.database.rows(REASONS)})
 
     async def tidy_store(self, _lease: Lease, *, before: datetime | None = None) -> None:
-        """Inputs and results that nothing points to any more. Doing it twice, or two at once, is harmless."""
-        assert self._store is not None, "there is no store to tidy"
-        over = before or await self._time_ago(self.retention.finished_jobs)
-        rows = await self.database.rows(POINTERS, over)
+        """Delete unreferenced inputs and results. Safe to repeat and to run concurrently."""
+        assert self._store is not None, "there is no blob store"
+        cutoff = before or await self._time_ago(self.retention.finished_jobs)
+        rows = await self.database.rows(POINTERS, cutoff)
         used = {row["pointer"] for row in rows if row["pointer"] and _is_pointer(row["pointer"])}
         await self._store.maintain(self.retention.finished_jobs, used)
 
@@ -244,7 +244,7 @@ class RetentionMaintenance:
     async def _drop_day(self, lease: Lease, table: str, day: date) -> int:
         async with self._fenced_transaction(lease) as tx:
             if table == "frame_end" and await tx.value(CARRY_OVER, day, 1):
-                return 0  # more than was carried: the next round goes on
+                return 0  # more rows than one round carries over: the next round goes on
             dropped = int(await tx.value(DROP_DAY, table, day))
             failpoints.hit("upkeep.after_drop_before_commit")
         DAYS_DROPPED.labels(table).inc(dropped)
@@ -252,14 +252,14 @@ class RetentionMaintenance:
         return dropped
 
     async def _delete_in_batches(self, lease: Lease, forget: Query, before: datetime, batch: int) -> int:
-        gone = 0
+        deleted = 0
         for _ in range(BATCHES_MAX):
             async with self._fenced_transaction(lease) as tx:
                 number = await tx.run(forget, before, batch)
-            gone += number
+            deleted += number
             if number < batch:
                 break
-        return gone
+        return deleted
 
     async def _now(self) -> datetime:
         now: datetime = await self.database.value(NOW)
@@ -277,7 +277,7 @@ class RetentionMaintenance:
 
 
 def _is_pointer(text: str) -> bool:
-    """What a worker calls an artifact need not lie in the store."""
+    """Names of artifacts that a worker reports need not be pointers into the store."""
     with suppress(InvalidInput):
         BlobPointer.parse(text)
         return True
