@@ -1,14 +1,13 @@
-"""Changes that people made to shows, quotas, pools, topics and runs, and what they approved, told as events: read from
-the audit trail by one leader.
+"""Publishes audited changes (shows, quotas, pools, topics, runs, approvals) as events; run by one leader.
 
-The trail is numbered without a hole in the order of commits, so nothing is passed over, whoever made the change. Up to
-where it was told is known from the stream itself: the last message of this kind says so. Where there is none (the
-stream is new, or an hour passed without a change) it begins at the end of the trail.
+The audit trail is numbered without gaps in commit order, so no change is skipped. The position comes from the stream
+itself: the last message of this subject contains it. Without one (new stream, or an hour without a change) publishing
+starts at the end of the trail.
 
-A message goes by the number of its first entry: of two leaders who tell the same one is refused as a duplicate, and
-looks where the other has come to. If we die, the next leader goes on from the stream. Told are the names of what was
-changed and where it stands in the trail, not by whom or how: who may read that reads the trail. The same leader sees
-to servers that went without a word (`rota.engine.events.server_presence`).
+The message id is the number of its first entry: of two leaders that publish the same entries, one gets a duplicate
+receipt and reads the other's position. After a crash the next leader goes on from the stream. An event has the names of
+the changed objects and the position in the trail, not the author or the content: those require access to the trail.
+The same leader reports servers that died (`rota.engine.events.server_presence`).
 """
 
 from __future__ import annotations
@@ -56,34 +55,36 @@ class AuditEventPublisher:
         await self._leadership.serve(life)
 
     async def _lead(self, _lease: Lease) -> None:
-        told: int | None = None
-        for turn in count():
+        published: int | None = None
+        for iteration in count():
             try:
-                told = await self.publish_after(told if told is not None else await self.last_published_seq())
-                if turn % POLLS_PER_SERVER_CHECK == 0:
+                published = await self.publish_after(
+                    published if published is not None else await self.last_published_seq()
+                )
+                if iteration % POLLS_PER_SERVER_CHECK == 0:
                     await self.servers.report_lost_servers()
-            except NatsUnavailable as away:
-                log.info("changes_wait", reason=away.sentence)
+            except NatsUnavailable as error:
+                log.info("audit_events_deferred", reason=error.sentence)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def last_published_seq(self) -> int:
-        """Up to which entry the stream has them."""
+        """The last audit entry that the stream has."""
         last = await self.bus.last_message(EVENTS_STREAM, AUDIT_EVENTS_SUBJECT)
         if last is not None:
             try:
                 return decode(EventMessage, last.data).audited
             except InvalidInput as error:
-                log.warning("changes_unreadable", reason=error.sentence)
+                log.warning("audit_event_unreadable", reason=error.sentence)
         return int(await self.database.value(LAST_ENTRY))
 
-    async def publish_after(self, told: int) -> int:
-        """Tell what comes after entry `told`, and say up to where it is told now."""
-        rows = await self.database.rows(READ_ENTRIES, told, BATCH)
+    async def publish_after(self, published: int) -> int:
+        """Publish the entries after `published`; returns the last entry published."""
+        rows = await self.database.rows(READ_ENTRIES, published, BATCH)
         if not rows:
-            return told
+            return published
         await self._shows.ensure_loaded(_show_id(row) for row in rows)
         batch = EventMessage(self._event_groups(rows), rows[-1]["seq"])
-        message = BusMessage(subject=AUDIT_EVENTS_SUBJECT, data=encode(batch), msg_id=f"audit:{told + 1}")
+        message = BusMessage(subject=AUDIT_EVENTS_SUBJECT, data=encode(batch), msg_id=f"audit:{published + 1}")
         receipt = await self.bus.publish(message)
         return batch.audited if receipt.outcome is PublishOutcome.STORED else await self.last_published_seq()
 

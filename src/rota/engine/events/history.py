@@ -1,15 +1,15 @@
-"""Histories as PostgreSQL has them, moment by moment, told to those who watch a job, or a run of a workflow.
+"""Histories of jobs and workflow runs, pushed entry by entry to clients that watch them.
 
-    async with histories.watched(job) as watch:
+    async with histories.watch(job) as watch:
         while not watch.ended:
-            for number, moment in await watch.news(wait_s=15): ...
+            for number, entry in await watch.next_entries(wait_s=15): ...
 
-A history only grows, so a moment is named by its number, from 1. Whatever is told was read from PostgreSQL; events
-(`rota.engine.events.subscriptions`) say no more than when to look. What is watched is looked at together: that which an event
-named after `SETTLE_S`, all of it every `LOOK_S`, for events may be missing. So a thousand who watch cost two
-statements, and a job of which no event came is seen `LOOK_S` later.
+A history is append-only, so an entry is identified by its number, from 1. Entries always come from PostgreSQL; events
+(`rota.engine.events.subscriptions`) only say when to read. All watched ids are read together: those named by an event
+after `DEBOUNCE_S`, all of them every `POLL_INTERVAL_S`, because events may be missing. A thousand watchers thus cost
+two statements, and a change without an event is seen `POLL_INTERVAL_S` later.
 
-While PostgreSQL is away nothing is told; it goes on when it is back.
+While PostgreSQL is unavailable watches pause; they continue when it is back.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ M = TypeVar("M")
 
 
 class HistoryEntrySource(Protocol[M]):
-    """Whose histories they are."""
+    """Reads the histories of one kind of subject."""
 
     kind: str
-    """Of events that say when to look."""
+    """Kind of the events that announce a change."""
 
     async def read(self, known: Mapping[UUID, Sequence[M]]) -> Mapping[UUID, Sequence[M]]:
-        """All moments of these, of which some are known; those that there are not are left out."""
+        """All entries of these ids, some of which are known already; missing ids are left out."""
         ...
 
     def event_ids(self, group: EventGroup) -> bytes:
-        """The ids that an event is about."""
+        """The ids in an event."""
         ...
 
-    def is_last(self, moment: M) -> bool: ...
+    def is_last(self, entry: M) -> bool: ...
 
     def not_found(self, which: UUID) -> NotFound: ...
 
@@ -76,63 +76,63 @@ class JobHistorySource:
     def event_ids(self, group: EventGroup) -> bytes:
         return group.jobs
 
-    def is_last(self, moment: JobHistoryEntry) -> bool:
-        return moment.state.terminal
+    def is_last(self, entry: JobHistoryEntry) -> bool:
+        return entry.state.terminal
 
     def not_found(self, which: UUID) -> NotFound:
         return NotFound(f"There is no job {which}, or it is not kept any more.", job=str(which))
 
 
 class HistoryWatch(Generic[M]):
-    """What one who watches has seen."""
+    """The read position of one watcher."""
 
     def __init__(self, source: HistoryEntrySource[M], after: int) -> None:
         self.ended = False
-        """Whether all was told, and no more will come."""
+        """Whether all entries were delivered and none will follow."""
         self._source = source
-        self._seen = after
-        self._moments: Sequence[M] = ()
+        self._delivered = after
+        self._entries: Sequence[M] = ()
         self._changed = asyncio.Event()
 
     async def next_entries(self, wait_s: float) -> list[tuple[int, M]]:
-        """Moments that were not told yet; waits for one, and returns nothing when there is none."""
+        """Entries not delivered yet; waits for one at most `wait_s`, then returns an empty list."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while len(self._moments) <= self._seen and not self._has_ended():
+                while len(self._entries) <= self._delivered and not self._has_ended():
                     self._changed.clear()
                     await self._changed.wait()
-        fresh = list(enumerate(self._moments[self._seen :], self._seen + 1))
-        self._seen = max(self._seen, len(self._moments))
+        fresh = list(enumerate(self._entries[self._delivered :], self._delivered + 1))
+        self._delivered = max(self._delivered, len(self._entries))
         self.ended = self._has_ended()
         return fresh
 
     def ends_with(self, number: int) -> bool:
-        """Whether it has ended, and moment `number` was its last."""
-        return self._has_ended() and number >= len(self._moments)
+        """Whether the history has ended with entry `number`."""
+        return self._has_ended() and number >= len(self._entries)
 
-    def update(self, moments: Sequence[M]) -> None:
-        if len(moments) > len(self._moments):
-            self._moments = moments
+    def update(self, entries: Sequence[M]) -> None:
+        if len(entries) > len(self._entries):
+            self._entries = entries
             self._changed.set()
 
     def _has_ended(self) -> bool:
-        return bool(self._moments) and self._source.is_last(self._moments[-1])
+        return bool(self._entries) and self._source.is_last(self._entries[-1])
 
 
 class HistoryWatcher(Generic[M]):
-    """One per replica; `run` looks."""
+    """One per replica; `run` polls."""
 
-    def __init__(self, source: HistoryEntrySource[M], feed: EventStream) -> None:
+    def __init__(self, source: HistoryEntrySource[M], stream: EventStream) -> None:
         self.source = source
-        self.feed = feed
+        self.stream = stream
         self._watches: dict[UUID, set[HistoryWatch[M]]] = defaultdict(set)
         self._known: dict[UUID, Sequence[M]] = {}
-        self._named: set[UUID] = set()
-        self._some = asyncio.Event()
+        self._changed_ids: set[UUID] = set()
+        self._has_changes = asyncio.Event()
 
     @asynccontextmanager
     async def watch(self, which: UUID, after: int = 0) -> AsyncIterator[HistoryWatch[M]]:
-        """From its moment number `after` on. Raises NotFound when nothing is known of it."""
+        """Watch the entries after number `after`. Raises NotFound for an unknown id."""
         watch = HistoryWatch(self.source, after)
         self._watches[which].add(watch)
         try:
@@ -147,60 +147,60 @@ class HistoryWatcher(Generic[M]):
 
     async def run(self, life: Lifecycle) -> None:
         async with asyncio.TaskGroup() as tasks:
-            working = [
-                tasks.create_task(work)
-                for work in (self._consume_events(), self._refresh_changed(), self._refresh_all())
+            loops = [
+                tasks.create_task(loop)
+                for loop in (self._consume_events(), self._refresh_changed(), self._refresh_all())
             ]
             life.ready()
             await life.until_draining()
-            for task in working:
+            for task in loops:
                 task.cancel()
 
     async def refresh(self, which: Iterable[UUID]) -> int:
-        """Read these, tell those who watch them, and say how many there are."""
-        asked = list(which)
+        """Read these histories and notify their watchers; returns how many exist."""
+        ids = list(which)
         found = 0
-        for at in range(0, len(asked), BATCH):
-            read = await self.source.read({each: self._known.get(each, ()) for each in asked[at : at + BATCH]})
+        for at in range(0, len(ids), BATCH):
+            read = await self.source.read({each: self._known.get(each, ()) for each in ids[at : at + BATCH]})
             found += len(read)
-            for each, moments in read.items():
-                self._notify_watches(each, moments)
+            for each, entries in read.items():
+                self._notify_watches(each, entries)
         return found
 
-    def _notify_watches(self, which: UUID, moments: Sequence[M]) -> None:
+    def _notify_watches(self, which: UUID, entries: Sequence[M]) -> None:
         watches = self._watches.get(which, ())
-        if watches and len(moments) >= len(self._known.get(which, ())):
-            self._known[which] = moments
+        if watches and len(entries) >= len(self._known.get(which, ())):
+            self._known[which] = entries
         for watch in watches:
-            watch.update(moments)
+            watch.update(entries)
 
     async def _consume_events(self) -> None:
-        """For events that name what is watched."""
+        """Collect the watched ids that events name."""
         while True:
             with suppress(SlowConsumer, Unavailable):
-                async with self.feed.subscribe(EventFilter(kinds=(self.source.kind,))) as reader:
+                async with self.stream.subscribe(EventFilter(kinds=(self.source.kind,))) as subscription:
                     while True:
-                        self._note_changed(await reader.read(POLL_INTERVAL_S))
+                        self._note_changed(await subscription.read(POLL_INTERVAL_S))
 
-    def _note_changed(self, portions: Sequence[EventBatch]) -> None:
+    def _note_changed(self, batches: Sequence[EventBatch]) -> None:
         if not self._watches:
             return
         watched = {each.bytes: each for each in self._watches}
-        for portion in portions:
-            ids = self.source.event_ids(portion.group)
+        for batch in batches:
+            ids = self.source.event_ids(batch.group)
             for at in range(0, len(ids), ID_BYTES):
                 if (each := watched.get(ids[at : at + ID_BYTES])) is not None:
-                    self._named.add(each)
-        if self._named:
-            self._some.set()
+                    self._changed_ids.add(each)
+        if self._changed_ids:
+            self._has_changes.set()
 
     async def _refresh_changed(self) -> None:
         while True:
-            await self._some.wait()
+            await self._has_changes.wait()
             await asyncio.sleep(DEBOUNCE_S)
-            named, self._named = self._named, set()
-            self._some.clear()
-            await self._try_refresh(named)
+            changed_ids, self._changed_ids = self._changed_ids, set()
+            self._has_changes.clear()
+            await self._try_refresh(changed_ids)
 
     async def _refresh_all(self) -> None:
         while True:
@@ -212,8 +212,8 @@ class HistoryWatcher(Generic[M]):
     async def _try_refresh(self, which: Iterable[UUID]) -> None:
         try:
             await self.refresh(which)
-        except (Unavailable, asyncpg.PostgresError) as away:
-            log.info("histories_wait", reason=str(away))
+        except (Unavailable, asyncpg.PostgresError) as error:
+            log.info("history_refresh_failed", reason=str(error))
 
 
 def _has_ended(watch: HistoryWatch[M]) -> bool:

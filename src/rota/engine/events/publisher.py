@@ -1,17 +1,16 @@
-"""Telling what happens while it happens: handed over by the parts of the engine, published a moment later.
+"""The event publisher: parts of the engine emit events into a queue, which is published moments later.
 
-The record is PostgreSQL; the stream EVENTS is for whoever wants to hear of a change without asking again and again. So:
-- whoever does the work is not held up: handing over is an append to a queue in memory, after the commit. At most
-  `WAITING_MAX` events wait there (NATS may be away); what is beyond that is dropped and counted;
-- nothing is missing in silence, as far as anybody knows: where events were dropped the next message begins with a
-  `reset`. A server that dies takes what waited with it, a few milliseconds of events; that it died is told
-  (`rota.engine.events.server_presence`);
-- nothing is told twice: a message whose outcome is unknown is sent again under its id for `AGAIN_S`, for which NATS
-  remembers ids, and is dropped, with a `reset`, after that;
-- what is told is committed, but for a commit whose reply was lost: that is not told at all.
+PostgreSQL is the record; the stream EVENTS saves clients from polling for changes. So:
+- emitting never blocks: it appends to a queue in memory, after the commit. At most `QUEUED_EVENTS_MAX` events wait
+  there while NATS is unavailable; further ones are dropped and counted;
+- known gaps are visible: after dropped events the next message begins with a `reset`. A server that dies loses its
+  queue, a few milliseconds of events; its death is published (`rota.engine.events.server_presence`);
+- no event is published twice: a message with an unknown outcome is resent under the same id for `RESEND_WINDOW_S`,
+  within NATS's deduplication window, and dropped after that, with a `reset`;
+- every published event is committed. A commit whose outcome is unknown is not published.
 
-Messages are at least `PACE_S` apart, so a busy server sends few large ones. Names and ids of shows are looked up here,
-by the way, not by those who hand over.
+Messages are at least `MIN_PUBLISH_INTERVAL_S` apart, so a busy server sends few large ones. Names and ids of shows are
+looked up here, in the background, not by the emitters.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ log = structlog.get_logger(__name__)
 
 QUEUED_EVENTS_MAX: Final = 200_000
 MESSAGE_EVENTS_MAX: Final = 4_000
-"""Events of one message: written out for a reader they are some hundred kilobytes."""
+"""Per message: some hundred kilobytes when written out for a client."""
 MESSAGE_GROUPS_MAX: Final = 500
 MIN_PUBLISH_INTERVAL_S: Final = 0.05
 RESEND_WINDOW_S: Final = 50.0
 PUBLISH_BACKOFF: Final = Backoff(first_s=0.1, longest_s=2.0)
 
-PUBLISHED = metrics.counter("rota_events_told", "Events that were published.")
-DROPPED = metrics.counter("rota_events_dropped", "Events that were not published, by why.", labels=("reason",))
+PUBLISHED = metrics.counter("rota_events_told", "Events published.")
+DROPPED = metrics.counter("rota_events_dropped", "Events that were not published, by reason.", labels=("reason",))
 
 
 class QueuedEvent(NamedTuple):
-    """A group before it is written down; a show may be known by its name alone."""
+    """A group before it is encoded; its show may be known by name only."""
 
     kind: str
     at_ms: int
@@ -68,15 +67,15 @@ class QueuedEvent(NamedTuple):
 
 
 class InFlightMessage:
-    """A message until it is known to be in the stream."""
+    """A message until its publication is confirmed."""
 
     def __init__(self, message: BusMessage, events: int, dropped: int) -> None:
         self.message = message
         self.events = events
         self.dropped = dropped
-        """Events that it says were dropped before it."""
+        """Number of events dropped before it, as its `reset` says."""
         self.sent_at: float | None = None
-        """Since when it may be there."""
+        """Time of the first attempt with an unknown outcome."""
 
 
 class BatchPublisher(Protocol):
@@ -84,27 +83,27 @@ class BatchPublisher(Protocol):
 
 
 class EventPublisher:
-    """One per replica: `tell` from anywhere, at any time; `run` publishes.
+    """One per replica: `emit` from anywhere, at any time; `run` publishes.
 
-    Without a database it is for events that concern no show.
+    Without a database it serves events that concern no show.
     """
 
     def __init__(self, database: Database | None, bus: BatchPublisher, clock: Clock | None = None) -> None:
         self.bus = bus
         self._clock = clock or SystemClock()
         self._shows = ShowNameCache(database, self._clock) if database is not None else None
-        self._waiting: deque[QueuedEvent] = deque()
-        self._events = 0
+        self._queue: deque[QueuedEvent] = deque()
+        self._queued_events = 0
         self._dropped = 0
-        self._sending: InFlightMessage | None = None
-        self._some = asyncio.Event()
+        self._in_flight: InFlightMessage | None = None
+        self._pending = asyncio.Event()
         self._name = uuid4().hex
         self._numbers = count(1)
 
     @property
     def waiting(self) -> int:
-        """Events that are not published yet."""
-        return self._events
+        """Number of events not published yet."""
+        return self._queued_events
 
     def emit(
         self,
@@ -115,19 +114,19 @@ class EventPublisher:
         runs: Sequence[UUID] = (),
         **facts: EventFact,
     ) -> None:
-        """Something happened, to each of the jobs or runs if there are any. Never waits, and never fails."""
-        untold = QueuedEvent(kind, self._clock.now_ms(), show, jobs, facts, runs)
-        if self._events + untold.size > QUEUED_EVENTS_MAX:
-            self._drop(untold.size, "full")
+        """Queue an event for each of the jobs or runs, or a single one without them. Never blocks, never fails."""
+        event = QueuedEvent(kind, self._clock.now_ms(), show, jobs, facts, runs)
+        if self._queued_events + event.size > QUEUED_EVENTS_MAX:
+            self._drop(event.size, "full")
             return
-        self._events += untold.size
-        self._waiting.append(untold)
-        self._some.set()
+        self._queued_events += event.size
+        self._queue.append(event)
+        self._pending.set()
 
-    def emit_job_states(self, came: Iterable[tuple[str, ShowId | str, str, UUID]]) -> None:
-        """Jobs that came into a state: the state, whose it is, its topic and its id."""
+    def emit_job_states(self, transitions: Iterable[tuple[str, ShowId | str, str, UUID]]) -> None:
+        """Jobs that entered a state: (state, show, topic, job id) each."""
         groups: dict[tuple[str, ShowId | str, str], list[UUID]] = defaultdict(list)
-        for state, show, topic, job in came:
+        for state, show, topic, job in transitions:
             groups[state, show, topic].append(job)
         for (state, show, topic), jobs in groups.items():
             for at in range(0, len(jobs), MESSAGE_EVENTS_MAX):
@@ -150,23 +149,23 @@ class EventPublisher:
         await self._publish_remaining()
 
     async def publish(self) -> None:
-        """All that waits now. Kept until it is in the stream."""
-        while self._sending is not None or self._waiting or self._dropped:
-            if self._sending is None:
-                self._sending = await self._next_message()
-            await self._send(self._sending)
-        self._some.clear()
+        """Publish everything queued now; a message is kept until the stream has it."""
+        while self._in_flight is not None or self._queue or self._dropped:
+            if self._in_flight is None:
+                self._in_flight = await self._next_message()
+            await self._send(self._in_flight)
+        self._pending.clear()
 
     async def _publish_loop(self) -> None:
         streak = 0
         while True:
-            await self._some.wait()
+            await self._pending.wait()
             try:
                 await self.publish()
                 streak = 0
-            except NatsUnavailable as away:
+            except NatsUnavailable as error:
                 streak += 1
-                log.info("events_wait", reason=away.sentence, waiting=self._events)
+                log.info("event_publishing_deferred", reason=error.sentence, waiting=self._queued_events)
                 await self._clock.sleep(PUBLISH_BACKOFF.pause_s(streak, 0.5))
             await self._clock.sleep(MIN_PUBLISH_INTERVAL_S)
 
@@ -174,32 +173,32 @@ class EventPublisher:
         try:
             await self.publish()
         except NatsUnavailable:
-            DROPPED.labels("ended").inc(self._events + (self._sending.events if self._sending else 0))
+            DROPPED.labels("ended").inc(self._queued_events + (self._in_flight.events if self._in_flight else 0))
 
     async def _next_message(self) -> InFlightMessage:
         if self._shows is not None:
-            await self._shows.ensure_loaded(untold.show for untold in islice(self._waiting, MESSAGE_GROUPS_MAX))
+            await self._shows.ensure_loaded(event.show for event in islice(self._queue, MESSAGE_GROUPS_MAX))
         groups: list[EventGroup] = []
         events, dropped = 0, self._dropped
         if dropped:
             groups.append(EventGroup(RESET_KIND, self._clock.now_ms(), facts={"because": "dropped", "events": dropped}))
-        while self._waiting and len(groups) < MESSAGE_GROUPS_MAX:
-            if events and events + self._waiting[0].size > MESSAGE_EVENTS_MAX:
+        while self._queue and len(groups) < MESSAGE_GROUPS_MAX:
+            if events and events + self._queue[0].size > MESSAGE_EVENTS_MAX:
                 break
-            untold = self._waiting.popleft()
-            groups.append(self._event_group(untold))
-            events += untold.size
-        self._events -= events
+            event = self._queue.popleft()
+            groups.append(self._event_group(event))
+            events += event.size
+        self._queued_events -= events
         self._dropped -= dropped
         message = BusMessage(
             subject=EVENTS_SUBJECT, data=encode(EventMessage(groups)), msg_id=f"{self._name}:{next(self._numbers)}"
         )
         return InFlightMessage(message, events, dropped)
 
-    def _event_group(self, untold: QueuedEvent) -> EventGroup:
-        show, name = self._shows.resolve(untold.show) if self._shows is not None else (None, None)
+    def _event_group(self, event: QueuedEvent) -> EventGroup:
+        show, name = self._shows.resolve(event.show) if self._shows is not None else (None, None)
         return EventGroup(
-            untold.kind, untold.at_ms, show, name, join_ids(untold.jobs), dict(untold.facts), join_ids(untold.runs)
+            event.kind, event.at_ms, show, name, join_ids(event.jobs), dict(event.facts), join_ids(event.runs)
         )
 
     async def _send(self, sending: InFlightMessage) -> None:
@@ -210,21 +209,21 @@ class EventPublisher:
         [receipt] = await self.bus.publish_many([sending.message])
         if receipt.settled:
             PUBLISHED.inc(sending.events)
-            self._sending = None
+            self._in_flight = None
         elif receipt.outcome is PublishOutcome.REJECTED:
             log.error("events_rejected", reason=receipt.reason, events=sending.events)
             self._give_up(sending, "rejected")
-            raise NatsUnavailable(f"NATS takes no events ({receipt.reason}): the next ones are tried after a pause.")
+            raise NatsUnavailable(f"NATS rejects events ({receipt.reason}): publishing is retried after a pause.")
         else:
             sending.sent_at = sending.sent_at or now_s
-            raise NatsUnavailable(f"Events were not taken by NATS ({receipt.reason}): they are sent again.")
+            raise NatsUnavailable(f"NATS did not confirm events ({receipt.reason}): they are sent again.")
 
     def _give_up(self, sending: InFlightMessage, reason: str) -> None:
-        self._sending = None
+        self._in_flight = None
         self._dropped += sending.dropped
         self._drop(sending.events, reason)
 
     def _drop(self, events: int, reason: str) -> None:
         DROPPED.labels(reason).inc(events)
         self._dropped += events
-        self._some.set()
+        self._pending.set()

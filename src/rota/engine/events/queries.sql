@@ -1,5 +1,5 @@
 -- name: events_audit
--- The audit trail after entry $1, $2 entries at most, with the show that each concerns; and the job or run.
+-- The audit trail after entry $1, at most $2 entries, with the show, job or run that each concerns.
 SELECT seq, (extract(epoch FROM at) * 1000)::bigint AS at_ms, action, target, detail ->> 'show' AS show,
        CASE WHEN action LIKE 'approval.%' THEN detail ->> 'job' END AS job,
        CASE WHEN action LIKE 'workflow.%' AND target LIKE 'run:%' THEN substr(target, 5) END AS run
@@ -10,7 +10,7 @@ FROM rota.audit WHERE seq > $1::bigint ORDER BY seq LIMIT $2::int
 SELECT seq FROM rota.audit_head
 
 -- name: events_history
--- What jobs $1 went through, live or done; one that ends meanwhile is found once.
+-- Histories of jobs $1, live or done; a job that ends meanwhile is found once.
 SELECT pk_job, history FROM rota.job WHERE pk_job = ANY ($1::uuid[])
 UNION ALL
 SELECT pk_job, history FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])

@@ -1,13 +1,12 @@
-"""Servers that come and go, told as events; and the gap that one leaves that goes without a word.
+"""Publishes servers that join and leave, and detects servers that died with unpublished events.
 
-A server that dies takes the events with it that it had not published yet. Nobody knows how many, but that it died is
-known: each says in a subject of its own that it came, and, after its last event, that it is gone. Where that is missing
-and nobody hears of it any more, the leader says that it was lost, and that some events may be missing (`reset`). That
-holds also when all of them died, for the first that comes again.
+A server that dies loses the events in its queue. Their number is unknown, but the death can be detected: each server
+publishes on a subject of its own that it came and, after its last event, that it is gone. If the latter is missing and
+the server's heartbeats have stopped, the leader publishes that it was lost, with a `reset` for the missing events. This
+also holds when all servers died: the first one to return does it.
 
-What they said lies in the stream, which forgets after an hour, so each says it again from time to time, with a message
-that holds no event. A server that is only paused is told as lost, too: it was not heard, and what it tells when it
-wakes comes after that.
+The stream deletes messages after an hour, so each server repeats its presence with an empty message. A paused server is
+reported as lost, too: its heartbeats stopped, and events it publishes after waking up come after the `reset`.
 """
 
 from __future__ import annotations
@@ -34,53 +33,53 @@ CAME, GONE, LOST = "server.came", "server.gone", "server.lost"
 
 
 class ServerPresence:
-    """`run` speaks for this server, and must outlive whoever tells its events; the leader calls `judge`."""
+    """`run` publishes for this server and must outlive its event publisher; the leader calls `report_lost_servers`."""
 
     def __init__(self, bus: Bus, members: ClusterMembership, clock: Clock | None = None) -> None:
         self.bus = bus
         self.members = members
         self._clock = clock or SystemClock()
-        self._settled: set[str] = set()
-        """Subjects in which the last word was said: a name is that of one process."""
+        self._closed_subjects: set[str] = set()
+        """Subjects whose last message is final; a name belongs to one process."""
 
     async def run(self, life: Lifecycle) -> None:
-        said = await self._publish([self._event_group(CAME, self.members.name)])
+        published = await self._publish([self._event_group(CAME, self.members.name)])
         life.ready()
-        while await life.pause(REPUBLISH_INTERVAL_S if said else RETRY_INTERVAL_S):
-            said = await self._publish([] if said else [self._event_group(CAME, self.members.name)])
+        while await life.pause(REPUBLISH_INTERVAL_S if published else RETRY_INTERVAL_S):
+            published = await self._publish([] if published else [self._event_group(CAME, self.members.name)])
         await self._publish([self._event_group(GONE, self.members.name)])
 
     async def report_lost_servers(self) -> list[str]:
-        """Say which servers went without a word; returns the subjects they spoke in."""
+        """Publish which servers died without signing off; returns their subjects."""
         since, now_s = self.members.hears_itself_since, self._clock.monotonic()
         if since is None or self.members.is_isolated() or now_s - since < 2 * HEARTBEAT_TIMEOUT_S:
             return []
         present = {subject_of(name) for name in self.members.live_replicas()}
         known = set(await self.bus.subjects(EVENTS_STREAM, SERVER_EVENTS_SUBJECT))
-        self._settled = (self._settled & known) - present
-        silent = known - present - self._settled
+        self._closed_subjects = (self._closed_subjects & known) - present
+        silent = known - present - self._closed_subjects
         return [subject for subject in sorted(silent) if await self._report_if_lost(subject)]
 
     async def _report_if_lost(self, subject: str) -> bool:
         last = await self.bus.last_message(EVENTS_STREAM, subject)
-        # One that has just come is heard of a moment later.
+        # A server that has just joined sends its first heartbeat a moment later.
         if last is None or self._clock.now_ms() - last.stored_ns // 1_000_000 < 2000 * HEARTBEAT_TIMEOUT_S:
             return False
-        self._settled.add(subject)
-        said = EventMessage([])
+        self._closed_subjects.add(subject)
+        published = EventMessage([])
         with suppress(InvalidInput):
-            said = decode(EventMessage, last.data)
-        if said.groups and said.groups[0].kind in (GONE, LOST):
+            published = decode(EventMessage, last.data)
+        if published.groups and published.groups[0].kind in (GONE, LOST):
             return False
-        name = said.server
-        told = [
+        name = published.server
+        groups = [
             self._event_group(LOST, name),
             EventGroup(RESET_KIND, self._clock.now_ms(), facts={"because": "server_lost"}),
         ]
         log.warning("server_lost", server=name or subject)
-        # Of two who judge, one is told that it was said.
+        # Two leaders that report the same loss use the same id: NATS drops one as a duplicate.
         message = BusMessage(
-            subject=subject, data=encode(EventMessage(told, server=name)), msg_id=f"lost:{subject}:{last.stream_seq}"
+            subject=subject, data=encode(EventMessage(groups, server=name)), msg_id=f"lost:{subject}:{last.stream_seq}"
         )
         await self.bus.publish(message)
         return True
@@ -92,8 +91,8 @@ class ServerPresence:
             await self.bus.publish(
                 BusMessage(subject=subject, data=encode(EventMessage(groups, server=self.members.name)), msg_id=msg_id)
             )
-        except NatsUnavailable as away:
-            log.info("server_not_told", reason=away.sentence)
+        except NatsUnavailable as error:
+            log.info("server_presence_publish_failed", reason=error.sentence)
             return False
         return True
 
@@ -102,5 +101,5 @@ class ServerPresence:
 
 
 def subject_of(name: str) -> str:
-    """Names may hold what a subject must not."""
+    """Names may contain characters that a subject must not."""
     return SERVER_EVENTS_SUBJECT.replace("*", sha256(name.encode()).hexdigest()[:16])

@@ -1,8 +1,8 @@
-"""Names and ids of shows for events: looked up together, remembered for a while.
+"""Cache of show names and ids for events.
 
-A show that was renamed goes by its old name in events for `REMEMBER_S` at most. Who may see an event is decided by the
-id. While PostgreSQL is away, and for a show that is not there any more, an event has the one that is known; without an
-id it goes to those alone who may see every show.
+A renamed show appears under its old name for at most `CACHE_TTL_S`. Visibility of an event is decided by the id. While
+PostgreSQL is unavailable, and for a deleted show, an event has only the name or id that is known; an event without an
+id is visible only to readers of every show.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class ShowNameCache:
         self._clock = clock
         self._names: dict[UUID, str] = {}
         self._ids: dict[str, UUID] = {}
-        self._old_at = 0.0
-        self._asked_at = float("-inf")
+        self._expires_at = 0.0
+        self._requested_at = float("-inf")
 
     async def ensure_loaded(self, shows: Iterable[UUID | str | None]) -> None:
-        """Look up those that are not known, and all of them when that was long ago."""
+        """Reload when one of these is unknown, or when the cache is older than `CACHE_TTL_S`."""
         now_s = self._clock.monotonic()
         unknown = any(show is not None and not self._is_cached(show) for show in shows)
-        # However often nobody answers, or a name is told that nobody has.
-        if (unknown or now_s >= self._old_at) and now_s - self._asked_at >= MIN_RELOAD_INTERVAL_S:
-            self._asked_at = now_s
+        # Rate limit for failed loads and for names that do not exist.
+        if (unknown or now_s >= self._expires_at) and now_s - self._requested_at >= MIN_RELOAD_INTERVAL_S:
+            self._requested_at = now_s
             await self._reload(now_s)
 
     def resolve(self, show: UUID | str | None) -> tuple[UUID | None, str | None]:
-        """Its id and its name."""
+        """Id and name of a show, as far as known."""
         if isinstance(show, str):
             return self._ids.get(show), show
         return show, self._names.get(show) if show is not None else None
@@ -56,4 +56,4 @@ class ShowNameCache:
             return
         self._names = {row["pk_show"]: row["str_name"] for row in rows}
         self._ids = {name: show for show, name in self._names.items()}
-        self._old_at = now_s + CACHE_TTL_S
+        self._expires_at = now_s + CACHE_TTL_S

@@ -1,21 +1,23 @@
-"""Following events in one replica: it reads the stream once, remembers the last of it, and any number read that.
+"""Event subscriptions: each replica reads the stream once into a ring in memory, and any number of subscribers read it.
 
-    async with feed.subscribed(Wanted(kinds=("job",)), after=None) as reader:
+    async with stream.subscribe(EventFilter(kinds=("job",)), after=None) as subscription:
         while True:
-            for portion in await reader.read(wait_s=15):
+            for batch in await subscription.read(wait_s=15):
                 ...
 
-What was read from the stream lies in a ring of pages, one per message, at most `RING_BYTES` of them. A reader is a
-place in that ring and has no queue of its own: a thousand who do not read cost nothing, and one that the ring has left
-behind is told so (`Behind`) and comes again. What holds:
-- order, nothing twice, nothing left out: `rota.infra.nats.ordered_reader` for the ring; a reader goes from page to page;
-- every gap that is known is told, as an event `reset` in its place: where the tail missed something, where a message
-  cannot be read, and where a reader asks to go on from a place that nobody has any more;
-- going on from any place that the ring or the stream still has. The stream is read message by message, at the pace of
-  the reader, until the ring has the rest; its mark is looked at after each batch, before that is handed out;
-- a place that this replica has not come to yet (another one was faster) is waited for.
+The ring has one page per stream message, at most `RING_BYTES` in all. A subscription is a position in the ring and has
+no queue of its own: a thousand idle ones cost nothing, and one that the ring has overtaken gets `SlowConsumer` and must
+resume. Guarantees:
+- events come in order, without duplicates or omissions: `rota.infra.nats.ordered_reader` ensures it for the ring, and a
+  subscription goes from page to page;
+- every known gap appears in its place as a `reset` event: messages that the reader missed, an unreadable message, or a
+  resume position that neither ring nor stream has;
+- a subscription can resume from any position that the ring or the stream still has. The stream is read message by
+  message, at the subscriber's pace, until the ring has the rest; the stream's identity is checked after each batch,
+  before the batch is delivered;
+- a position ahead of this replica (another one was faster) is waited for.
 
-If we die, readers go on elsewhere from the last event they have seen.
+When a replica dies its subscribers resume elsewhere from the last event they received.
 """
 
 from __future__ import annotations
@@ -51,16 +53,16 @@ log = structlog.get_logger(__name__)
 RING_BYTES: Final = 16 * 1024 * 1024
 RING_PAGES: Final = 8192
 PAGE_OVERHEAD_BYTES: Final = 1024
-"""Beside its events, in bytes."""
+"""Added to the size of a page's events."""
 READ_EVENTS_MAX: Final = 1000
-"""Handed out at once, about: whoever reads slowly is not given more."""
+"""Approximate limit of one read: bounds the memory of a slow reader."""
 CATCH_UP_MESSAGES_MAX: Final = 32
 READY_TIMEOUT_S: Final = 5.0
-"""How long a first reader waits for the stream."""
+"""How long a first subscriber waits for the stream."""
 
-GAPS = metrics.counter("rota_events_missed", "Gaps in the events that were told, by why.", labels=("reason",))
-READERS = metrics.gauge("rota_events_readers", "Who reads events of this process now.")
-SLOW_CONSUMERS = metrics.counter("rota_events_behind", "Readers that the ring has left behind.")
+GAPS = metrics.counter("rota_events_missed", "Known gaps in the events delivered, by reason.", labels=("reason",))
+READERS = metrics.gauge("rota_events_readers", "Event subscriptions of this process.")
+SLOW_CONSUMERS = metrics.counter("rota_events_behind", "Subscriptions that the ring has overtaken.")
 
 
 class SlowConsumer(Refused):
@@ -68,7 +70,7 @@ class SlowConsumer(Refused):
 
 
 class EventPage(msgspec.Struct, frozen=True, eq=False):
-    """A message of the stream, or the word that some are missing."""
+    """The events of one stream message, or a `reset` for missing ones."""
 
     place: StreamPosition
     portions: list[EventBatch]
@@ -76,69 +78,69 @@ class EventPage(msgspec.Struct, frozen=True, eq=False):
 
 
 class EventStream:
-    """One per replica; `run` keeps it reading."""
+    """One per replica; `run` reads the stream."""
 
     def __init__(self, bus: Bus, clock: Clock | None = None, *, ring_bytes: int = RING_BYTES) -> None:
         self.bus = bus
         self.place: StreamPosition | None = None
-        """Up to where the stream was read; None before the first look at it."""
+        """Last position read from the stream; None before the first read."""
         self.clock = clock or SystemClock()
         self._ring_bytes = ring_bytes
         self._pages: deque[EventPage] = deque()
         self._bytes = 0
         self._first = 0
-        """The number of the oldest page; they are counted for ever."""
+        """Number of the oldest page; numbers are never reused."""
         self._numbers: dict[tuple[str, int], int] = {}
-        self._behind: StreamPosition | None = None
-        """The ring has all that comes after this."""
+        self._before_ring: StreamPosition | None = None
+        """The ring has everything after this position."""
         self._changed = asyncio.Event()
 
     async def run(self, life: Lifecycle) -> None:
-        async with self.bus.ordered_reader(EVENTS_STREAM) as tail, asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(self._read_stream(tail))
+        async with self.bus.ordered_reader(EVENTS_STREAM) as reader, asyncio.TaskGroup() as tasks:
+            read_task = tasks.create_task(self._read_stream(reader))
             life.ready()
             await life.until_draining()
-            reading.cancel()
+            read_task.cancel()
 
     @asynccontextmanager
     async def subscribe(
-        self, wanted: EventFilter, after: StreamPosition | None = None
+        self, filter_: EventFilter, after: StreamPosition | None = None
     ) -> AsyncIterator[EventSubscription]:
-        """Events from now on, or all that came after a place."""
+        """Events from now on, or everything after a position."""
         await self._wait_until_ready()
         READERS.inc()
         try:
-            yield EventSubscription(self, wanted, after)
+            yield EventSubscription(self, filter_, after)
         finally:
             READERS.dec()
 
     @property
     def next_page_number(self) -> int:
-        """The number that the next page will have."""
+        """The number of the next page to be appended."""
         return self._first + len(self._pages)
 
     def pages_from(self, number: int) -> list[EventPage]:
-        """Those from a number on, as many as are handed out at once."""
+        """Pages from `number` on, as many as one read returns."""
         if number < self._first:
             SLOW_CONSUMERS.inc()
-            raise SlowConsumer("More happened than was read in time: go on from the last event that was seen.")
-        found: list[EventPage] = []
+            raise SlowConsumer("Events were not read fast enough: resume from the last event that you received.")
+        pages: list[EventPage] = []
         events = 0
         for at in range(number - self._first, len(self._pages)):
-            found.append(self._pages[at])
-            events += sum(portion.group.count for portion in found[-1].portions)
+            pages.append(self._pages[at])
+            events += sum(batch.group.count for batch in pages[-1].portions)
             if events >= READ_EVENTS_MAX:
                 break
-        return found
+        return pages
 
     def page_number_after(self, place: StreamPosition) -> int | None:
-        """The number of the page to read next by who has read up to `place`; None when the ring does not know it.
+        """The number of the page to read after `place`; None when the ring does not have that position.
 
-        It is the page of that place itself where only a part of it was read.
+        It is the page of `place` itself when only a part of that page was read.
         """
         if (number := self._numbers.get((place.mark, place.seq))) is not None:
             return number if place.index is not None else number + 1
-        if self._behind is not None and (place.mark, place.seq) == (self._behind.mark, self._behind.seq):
+        if self._before_ring is not None and (place.mark, place.seq) == (self._before_ring.mark, self._before_ring.seq):
             return self._first if place.index is None else None
         return None
 
@@ -153,14 +155,14 @@ class EventStream:
         while self.place is None:
             left_s = deadline_s - self.clock.monotonic()
             if left_s <= 0:
-                raise NatsUnavailable("Events cannot be followed now, since NATS does not answer: try again later.")
+                raise NatsUnavailable("Events are unavailable, because NATS does not respond: try again later.")
             await self.wait_for_change(left_s)
 
-    async def _read_stream(self, tail: OrderedReader) -> None:
+    async def _read_stream(self, reader: OrderedReader) -> None:
         while True:
-            read = await tail.read()
-            if self.place is None and tail.mark:
-                self.place = self._behind = StreamPosition(tail.mark, tail.seq)
+            read = await reader.read()
+            if self.place is None and reader.mark:
+                self.place = self._before_ring = StreamPosition(reader.mark, reader.seq)
                 self._notify_readers()
             for each in read:
                 self.ingest(each)
@@ -168,7 +170,7 @@ class EventStream:
                 self._notify_readers()
 
     def ingest(self, read: StreamMessage | StreamGap) -> None:
-        """The next of the stream."""
+        """Append the next message of the stream, or the gap in its place."""
         if isinstance(read, StreamMessage):
             self._append(self.decode_page(read.mark, read.seq, read.data))
             return
@@ -185,7 +187,7 @@ class EventStream:
             GAPS.labels("unreadable").inc()
             log.warning("events_unreadable", seq=seq, reason=error.sentence)
             return EventPage(place, [self.reset_marker(place, "unreadable")], PAGE_OVERHEAD_BYTES)
-        # As objects they take some more than they did on the wire.
+        # Decoded events take more memory than their encoding.
         return EventPage(place, to_event_batches(mark, seq, groups), 2 * len(data) + PAGE_OVERHEAD_BYTES)
 
     def reset_marker(self, place: StreamPosition, because: str) -> EventBatch:
@@ -202,7 +204,7 @@ class EventStream:
     def _evict(self, page: EventPage) -> None:
         self._bytes -= page.size
         self._first += 1
-        self._behind = page.place
+        self._before_ring = page.place
         key = (page.place.mark, page.place.seq)
         if self._numbers.get(key, self._first) < self._first:
             del self._numbers[key]
@@ -213,36 +215,36 @@ class EventStream:
 
 
 class EventSubscription:
-    """Somebody who follows. Not for two tasks."""
+    """The read position of one subscriber. Not safe for concurrent use."""
 
-    def __init__(self, feed: EventStream, wanted: EventFilter, after: StreamPosition | None) -> None:
-        assert feed.place is not None, "subscribed waits for it"
-        self.wanted = wanted
-        self.place = after or feed.place
-        """Up to where everything was handed out, or is not wanted: to go on from."""
-        self._feed = feed
-        self._next: int | None = feed.next_page_number if after is None else None
-        """The number of the page to read next; None while the ring does not have it."""
+    def __init__(self, stream: EventStream, filter_: EventFilter, after: StreamPosition | None) -> None:
+        assert stream.place is not None, "subscribe() waits for the first read"
+        self.filter = filter_
+        self.place = after or stream.place
+        """Resume position: everything up to it was delivered or filtered out."""
+        self._stream = stream
+        self._next: int | None = stream.next_page_number if after is None else None
+        """Number of the next page; None while the ring does not have it."""
         self._resumed = after
 
     async def read(self, wait_s: float) -> list[EventBatch]:
-        """What has come; waits for it, and returns nothing when nothing came. Raises `Behind`."""
-        deadline_s = self._feed.clock.monotonic() + wait_s
+        """Matching events; waits for some and returns an empty list at the timeout. Raises `SlowConsumer`."""
+        deadline_s = self._stream.clock.monotonic() + wait_s
         while True:
             if self._next is None:
-                found = await self._catch_up()
+                batches = await self._catch_up()
             else:
-                pages = self._feed.pages_from(self._next)
+                pages = self._stream.pages_from(self._next)
                 self._next += len(pages)
-                found = [portion for page in pages for portion in self._unread(page)]
+                batches = [batch for page in pages for batch in self._unread(page)]
                 if not pages:
-                    await self._feed.wait_for_change(deadline_s - self._feed.clock.monotonic())
-            wanted = [kept for portion in found if (kept := self.wanted.apply(portion)) is not None]
-            if wanted or self._feed.clock.monotonic() >= deadline_s:
-                return wanted
+                    await self._stream.wait_for_change(deadline_s - self._stream.clock.monotonic())
+            matching = [part for batch in batches if (part := self.filter.apply(batch)) is not None]
+            if matching or self._stream.clock.monotonic() >= deadline_s:
+                return matching
 
     def _unread(self, page: EventPage) -> list[EventBatch]:
-        """What of a page was not read before, here or elsewhere."""
+        """The events of a page that were not delivered before, here or by another replica."""
         read, place = self._resumed, page.place
         if read is None or place.mark != read.mark or place.seq > read.seq:
             self._resumed, self.place = None, place
@@ -250,13 +252,13 @@ class EventSubscription:
         if place.seq < read.seq or read.index is None:
             return []
         self._resumed, self.place = None, place
-        return [left for portion in page.portions if (left := portion.after(read.index)) is not None]
+        return [rest for batch in page.portions if (rest := batch.after(read.index)) is not None]
 
     async def _catch_up(self) -> list[EventBatch]:
-        """Towards the ring, from a place that it does not have; or find out that nobody has it."""
-        head = self._feed.place
+        """Approach the ring from a position that it does not have, or find that the position is gone."""
+        head = self._stream.place
         assert head is not None
-        self._next = self._feed.page_number_after(self.place)
+        self._next = self._stream.page_number_after(self.place)
         if self._next is not None:
             return []
         if self.place.mark != head.mark:
@@ -266,31 +268,31 @@ class EventSubscription:
         return await self._read_stream(head)
 
     async def _wait_for_ring(self) -> list[EventBatch]:
-        """Another replica was faster than this one, or the place is none of this stream."""
-        state = await self._feed.bus.stream_state(EVENTS_STREAM)
+        """The position is ahead of this replica, or does not belong to this stream."""
+        state = await self._stream.bus.stream_state(EVENTS_STREAM)
         if state is None or state.mark != self.place.mark or state.last_seq < self.place.seq:
             return self._reset("unknown")
-        self._next = self._feed.next_page_number
+        self._next = self._stream.next_page_number
         return []
 
     async def _read_stream(self, head: StreamPosition) -> list[EventBatch]:
-        """Some messages behind the place; they are of this stream if it is there still when they were read."""
-        bus, place = self._feed.bus, self.place
+        """Some messages after the position; valid only if the stream's identity is unchanged after the read."""
+        bus, place = self._stream.bus, self.place
         begin = place.seq + (place.index is None)
         pages: list[EventPage] = []
         for seq in range(begin, min(begin + CATCH_UP_MESSAGES_MAX, head.seq + 1)):
             stored = await bus.get_message(EVENTS_STREAM, seq)
             if stored is None:
                 return self._reset("removed")
-            pages.append(self._feed.decode_page(place.mark, seq, stored.data))
+            pages.append(self._stream.decode_page(place.mark, seq, stored.data))
         state = await bus.stream_state(EVENTS_STREAM)
         if state is None or state.mark != place.mark:
             return self._reset("removed")
-        return [portion for page in pages for portion in self._unread(page)]
+        return [batch for page in pages for batch in self._unread(page)]
 
     def _reset(self, because: str) -> list[EventBatch]:
-        """What was asked for is not there: look anew, and go on from now."""
-        assert self._feed.place is not None
+        """The position is gone: emit a `reset` and continue from now."""
+        assert self._stream.place is not None
         GAPS.labels(because).inc()
-        self._next, self._resumed, self.place = self._feed.next_page_number, None, self._feed.place
-        return [self._feed.reset_marker(self.place, because)]
+        self._next, self._resumed, self.place = self._stream.next_page_number, None, self._stream.place
+        return [self._stream.reset_marker(self.place, because)]
