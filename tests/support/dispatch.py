@@ -75,7 +75,9 @@ class Rig:
         self.dispatcher = Dispatcher(database, self.queue, self.books, self.bus, self.registry, finisher, leases, store)
         self.board = self.dispatcher.pending_queues
         self.submitter = Submitter(database)
-        self.explainer = Explainer(database, books=self.books, registry=self.registry, board=self.board, bus=self.bus)
+        self.explainer = Explainer(
+            database, accounting=self.books, registry=self.registry, pending_queues=self.board, bus=self.bus
+        )
         self.pools = {}
         self._leases = leases
         self._workers = {}

@@ -143,7 +143,9 @@ class Engine:
         self.admission.on_ended = self._jobs_ended
         self.approver = Approver(database, self.admission)
         self.replayer = PendingReplayer(database, leases, self.admission, settings.replayer, approvals=self.approver)
-        self.retention = RetentionMaintenance(database, leases, settings.retention, store=self.store, accounting=accounting)
+        self.retention = RetentionMaintenance(
+            database, leases, settings.retention, store=self.store, accounting=accounting
+        )
         self.worker_registration = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
         self.progress = ProgressConsumer(database, bus, self.dispatcher.state_writer)
         self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)
@@ -153,7 +155,11 @@ class Engine:
         self._pools = PoolsFileWatcher(self.routing, Path(pools_path), reload_s) if pools_path else None
         self._routes = RoutesWatcher(self.routing, self.registry, reload_s)
         self.explainer = Explainer(
-            database, books=accounting, registry=self.registry, board=self.dispatcher.pending_queues, bus=bus
+            database,
+            accounting=accounting,
+            registry=self.registry,
+            pending_queues=self.dispatcher.pending_queues,
+            bus=bus,
         )
         self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
         self.histories = HistoryWatcher(JobHistorySource(database), self.event_stream)

@@ -1,4 +1,4 @@
-"""One cause, with what its code says by itself. Pure."""
+"""Builds one cause, with the defaults of its reason code. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rota.model.reasons import Reason, Tier
 from rota.placement import PlacementExplanation
 
 _NEXT_TRY: Final = {
-    Tier.MISCONFIGURED: "when a worker comes, or pools and topics change",
+    Tier.MISCONFIGURED: "when a worker registers, or pools and topics change",
     Tier.BLOCKED: "",
-    Tier.QUOTA: "when something that counts there ends, or the limit changes",
-    Tier.CAPACITY: "when a worker comes or has room",
-    Tier.ORDER: "when those before it have started",
-    Tier.SYSTEM: "as soon as it is back",
+    Tier.QUOTA: "when usage under the limit ends, or the limit changes",
+    Tier.CAPACITY: "when a worker registers or has free capacity",
+    Tier.ORDER: "when the work ahead of it has started",
+    Tier.SYSTEM: "as soon as the service is available",
 }
 
 
@@ -35,8 +35,8 @@ def cause(
     next_at: datetime | None = None,
     next_try: str | None = None,
 ) -> Cause:
-    """With the tier of its code, and its meaning and remedy where there is nothing to add."""
-    assert code.tier is not None, f"{code} is nothing that a job waits for"
+    """A cause with the tier of its code, and by default its meaning and remedy."""
+    assert code.tier is not None, f"{code} is not a reason to wait"
     return Cause(
         tier=code.tier,
         code=code,

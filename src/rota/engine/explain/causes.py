@@ -1,4 +1,4 @@
-"""Causes in words: who refuses, with which numbers, who has it, and what to type. Pure."""
+"""Causes as sentences: who refuses, the amounts, who holds the resource, and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def job_causes(
     before: tuple[Sequence[BlockingJob], int],
     approval: Approval | None,
     *,
-    bus_is_there: bool,
+    bus_connected: bool,
 ) -> Iterator[Cause]:
-    """What concerns all its layers."""
+    """Causes that concern all layers of a job."""
     if row["ends_as"] is not None:
-        sentence = f"It is being ended as {row['ends_as']}{_reason_suffix(job.reason)}: nothing of it starts any more."
+        sentence = f"It is being ended as {row['ends_as']}{_reason_suffix(job.reason)}: no more of its frames start."
         yield cause(Reason.ENDING, sentence, remedy=Reason.ENDING.remedy(job=str(job.id)))
         return
     if before[0]:
@@ -57,11 +57,11 @@ def job_causes(
         yield _tenant_limit(job, row["jobs_before"], row["jobs_max"], holders)
     if row["dispatch_failures"]:
         times = "once" if row["dispatch_failures"] == 1 else f"{row['dispatch_failures']} times"
-        sentence = f"Handing it to a worker failed {times}{_reason_suffix(job.reason)}, and is tried again."
+        sentence = f"Assigning it to a worker failed {times}{_reason_suffix(job.reason)} and is retried."
         yield cause(Reason.DISPATCH_FAILED, sentence, next_try="after a pause that doubles with every failure")
     if row["leader"] is None:
         yield cause(Reason.NO_SERVER, refuser=Refuser("server", "none is up"))
-    elif not bus_is_there:
+    elif not bus_connected:
         yield cause(Reason.BUS_UNAVAILABLE, refuser=Refuser("server", "NATS"))
 
 
@@ -70,11 +70,11 @@ def _reason_suffix(reason: str | None) -> str:
 
 
 def _waiting_on_jobs(before: Sequence[BlockingJob], jobs: int) -> Cause:
-    told = ", ".join(f"{each.name} ({each.state}{f', {each.reason}' if each.reason else ''})" for each in before)
+    names = ", ".join(f"{each.name} ({each.state}{f', {each.reason}' if each.reason else ''})" for each in before)
     more = f", and {jobs - len(before)} more" if jobs > len(before) else ""
     return cause(
         Reason.WAITING_ON_JOB,
-        f"It waits for {'another job' if jobs == 1 else f'{jobs} jobs'} to end: {told}{more}.",
+        f"It waits for {'another job' if jobs == 1 else f'{jobs} jobs'} to end: {names}{more}.",
         remedy=Reason.WAITING_ON_JOB.remedy(job=str(before[0].id)),
         refuser=Refuser("job", before[0].name),
         waits_for=before,
@@ -85,7 +85,7 @@ def _waiting_on_jobs(before: Sequence[BlockingJob], jobs: int) -> Cause:
 def _tenant_limit(job: JobView, have: int, limit: int, holders: Sequence[Holder]) -> Cause:
     return cause(
         Reason.TENANT_LIMIT,
-        f"The show {job.show} runs {have} of at most {limit} {'job' if limit == 1 else 'jobs'} at once.",
+        f"The show {job.show} runs {have} of at most {limit} concurrent {'job' if limit == 1 else 'jobs'}.",
         remedy=Reason.TENANT_LIMIT.remedy(show=job.show, n=str(have + 1)),
         refuser=Refuser("show", job.show),
         amounts=LimitAmounts("jobs", have, 1, limit),
@@ -107,26 +107,26 @@ def paused(layer: Layer) -> Cause:
 
 def deferred(job: JobView, layer: Layer, frames: int, run_at: datetime, now: datetime) -> Cause:
     left_s = max(0.0, (run_at - now).total_seconds())
-    who = "1 frame waits for its time" if frames == 1 else f"{frames} frames wait for their time"
-    sentence = f"{who}, the first for {humanize_duration(left_s)} more (a delay, or the pause before another attempt)."
+    who = "1 frame is deferred" if frames == 1 else f"{frames} frames are deferred"
+    sentence = f"{who}, the first for {humanize_duration(left_s)} more (a delay, or the pause before a retry)."
     remedy = Reason.DEFERRED.remedy(job=str(job.id))
     return cause(Reason.DEFERRED, sentence, remedy=remedy, layer=layer, next_at=run_at, next_try="at that time")
 
 
 def placement_cause(
     layer: Layer,
-    wanted: PlacementRequirements,
+    requirements: PlacementRequirements,
     found: PlacementExplanation,
     pools: Sequence[str],
     *,
     knows: int,
     holders: Sequence[Holder],
 ) -> Cause:
-    """`knows`: of the workers that were considered, how many know the task."""
-    assert found.reason is not None, "there is room"
+    """`knows`: how many of the workers considered have the task."""
+    assert found.reason is not None, "there is free capacity"
     task, pool = layer.work.task, pools[0] if pools else "POOL"
     if task and found.considered and not knows:
-        who = "worker of its pools knows" if found.considered == 1 else "workers of its pools knows"
+        who = "worker of its pools has" if found.considered == 1 else "workers of its pools has"
         return cause(
             Reason.UNKNOWN_TASK,
             f"None of the {found.considered} {who} the task {task}.",
@@ -144,7 +144,7 @@ def placement_cause(
     return cause(
         found.reason,
         f"{found.sentence}{f' ({passed}{more})' if passed else ''}",
-        remedy=found.reason.remedy(topic=wanted.topic, pool=pool),
+        remedy=found.reason.remedy(topic=requirements.topic, pool=pool),
         layer=layer,
         refuser=Refuser("pool", ", ".join(pools)) if pools else None,
         found=found,
@@ -153,16 +153,16 @@ def placement_cause(
 
 
 def quota_cause(
-    job: JobView, layer: Layer, refused: PoolQuotaRefusal, met: LimitsSnapshot, holders: Sequence[Holder]
+    job: JobView, layer: Layer, pool_refusal: PoolQuotaRefusal, limits: LimitsSnapshot, holders: Sequence[Holder]
 ) -> Cause:
-    """A limit that says no to some frame, and is perhaps not reached before others have started."""
-    refusal, pool, level = refused.refusal, refused.pool_name, refused.level
+    """A limit that refuses a frame now, or will once others have started."""
+    refusal, pool, level = pool_refusal.refusal, pool_refusal.pool_name, pool_refusal.level
     code, cores = Reason.of_level(level), refusal.resource is Resource.CORES
-    have = met.usage_at(level, refused.pool).of(refusal.resource)
+    have = limits.usage_at(level, pool_refusal.pool).of(refusal.resource)
     amounts = LimitAmounts(
         "cores" if cores else "gpus", *(_display_amount(n, cores=cores) for n in (have, refusal.asked, refusal.limit))
     )
-    if level is Level.SUBSCRIPTION and refused.pool not in met.shares:
+    if level is Level.SUBSCRIPTION and pool_refusal.pool not in limits.shares:
         sentence = f"The show {job.show} has no share of the pool {pool}."
         remedy = f"`rota sub create {job.show} {pool} --size CORES --burst CORES` gives it one."
     else:
@@ -172,7 +172,7 @@ def quota_cause(
             f"{_limit_subject(job, layer, pool, level)} uses {used} of {limit} {unit}, and a frame needs {asked}."
         )
         if refusal.current > have:
-            sentence = f"{sentence[:-1]}: it is full when some more have started."
+            sentence = f"{sentence[:-1]}: the limit is reached once some more frames have started."
         remedy = code.remedy(
             show=job.show,
             pool=pool,
@@ -189,22 +189,22 @@ def quota_cause(
 
 
 def accounting_unavailable(layer: Layer, why: DeclineReason | None) -> Cause:
-    seeding = "Redis is being seeded with the books of its show, which takes moments."
+    seeding = "Redis is being seeded with the accounts of its show, which takes moments."
     sentence = (
-        seeding if why is DeclineReason.UNSEEDED else "Redis, which keeps the books of its show, does not answer."
+        seeding if why is DeclineReason.UNSEEDED else "Redis, which has the accounts of its show, does not respond."
     )
     return cause(Reason.BOOKS_UNAVAILABLE, sentence, layer=layer, refuser=Refuser("server", "Redis"))
 
 
 def order_causes(job: JobView, layer: Layer, position: QueuePosition, before: PendingPosition) -> Iterator[Cause]:
-    """What goes first, if anything does."""
+    """Work that is dispatched first, if any."""
     if before.by_share:
-        sentence = f"{before.frames} frames of other queues come first, since their shows use less of their size."
+        sentence = f"{before.frames} frames of other queues come first, because their shows use less of their size."
         yield cause(Reason.FAIR_SHARE, sentence, remedy=Reason.FAIR_SHARE.remedy(show=job.show), layer=layer)
     ahead = (position.ahead or 0) + (0 if before.by_share else before.frames)
     if ahead:
-        who = "1 frame goes" if ahead == 1 else f"{ahead} frames go"
-        yield cause(Reason.BEHIND, f"{who} first, by priority and by how long they have waited.", layer=layer)
+        who = "1 frame is" if ahead == 1 else f"{ahead} frames are"
+        yield cause(Reason.BEHIND, f"{who} ahead of it, by priority and waiting time.", layer=layer)
 
 
 def _display_amount(amount: int, *, cores: bool) -> float:

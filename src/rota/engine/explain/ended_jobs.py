@@ -1,4 +1,4 @@
-"""How a job ended, and which of its frames failed first. Reads."""
+"""How a job ended, and its first failed frame. Reads only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ DEAD_LETTER = query(__package__, "explain_letter")
 
 async def explain_ended_job(database: Database, job: JobView, layers: Sequence[Layer]) -> JobExplanation:
     failure = None if job.state is JobState.SUCCEEDED else await _first_failure(database, layers)
-    letter = None if failure or job.state is JobState.SUCCEEDED else await database.row(DEAD_LETTER, job.id)
+    dead_letter = None if failure or job.state is JobState.SUCCEEDED else await database.row(DEAD_LETTER, job.id)
     denied = denial_text(job)
-    error = letter["error"] if letter is not None and letter["error"] and not denied else ""
+    error = dead_letter["error"] if dead_letter is not None and dead_letter["error"] and not denied else ""
     return JobExplanation(
         job=job.id,
         name=job.name,
         show=job.show,
         state=job.state,
         reason=job.reason,
-        sentence=f"It has ended as {job.state}{_reason_text(job.reason)}{_failure_text(failure)}{f' ({error})' if error else ''}"
-        + denied,
+        sentence=f"It has ended as {job.state}{_reason_text(job.reason)}{_failure_text(failure)}"
+        f"{f' ({error})' if error else ''}{denied}",
         waiting=0,
         on_workers=0,
         first_failure=failure,
@@ -41,8 +41,8 @@ async def _first_failure(database: Database, layers: Sequence[Layer]) -> FrameFa
     if row is None:
         return None
     layer = by_id[row["layer"]]
-    told = {**dict(row.items()), "layer": layer.name, "frame": layer.frames.number(row["frame"])}
-    return FrameFailureView(**told)
+    fields = {**dict(row.items()), "layer": layer.name, "frame": layer.frames.number(row["frame"])}
+    return FrameFailureView(**fields)
 
 
 def _reason_text(reason: str | None) -> str:
@@ -55,6 +55,6 @@ def _reason_text(reason: str | None) -> str:
 def _failure_text(failure: FrameFailureView | None) -> str:
     if failure is None:
         return ""
-    why = ": ".join(word for word in (failure.code, failure.error) if word)
+    why = ": ".join(part for part in (failure.code, failure.error) if part)
     on = f" on {failure.worker}" if failure.worker else ""
     return f" Frame {failure.frame} of {failure.layer} failed first{on}{f' ({why})' if why else ''}."

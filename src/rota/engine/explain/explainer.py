@@ -1,16 +1,16 @@
-"""Why a job is not running, what of it runs, or how it ended. Reads, and changes nothing.
+"""Why a job is not running, what of it runs, or how it ended. Reads only.
 
-What holds, and who sees to it:
-- explain and dispatch do not disagree: places come from `Registry.look`, limits from `quota.fits` on the counters of
-  the ledger that decides, turns from `Board`, all asked in the order of dispatch (`explain_decide`); a property test
-  lets dispatch run after every answer (`tests/property/test_explain.py`);
-- what is to be mended first is told first: causes are sorted by the tier of their code (`rota.model.reasons`);
-- an answer costs the same with a million frames waiting: lookups by index, a bounded look at the job's own entries, and
-  a walk over what is booked and over the workers, never over what waits.
+Invariants and who enforces them:
+- explain and dispatch agree: placement comes from `WorkerRegistry.preview_plan`, limits from `quota.fits` on the
+  counters of the ledger that decides, order from `PendingQueues`, all in dispatch order (`placement_and_quota`); a
+  property test runs dispatch after every answer (`tests/property/test_explain.py`);
+- the cause to fix first comes first: causes are sorted by the tier of their code (`rota.model.reasons`);
+- the cost does not depend on the backlog: index lookups, a bounded scan of the job's own entries, and scans over procs
+  and workers, never over waiting frames.
 
-An answer is as of a moment: what is read first may have changed when the last is read. Whoever has no replica at hand
-(the command line) leaves registry, board and books out; then workers, turns and usage are read from PostgreSQL, and the
-answer says what that cannot show.
+An answer is not a snapshot: earlier reads may be stale by the last one. Callers without a replica (the CLI) omit
+registry, pending queues and accounting; workers, order and usage are then read from PostgreSQL, and the answer says
+what is missing.
 """
 
 from __future__ import annotations
@@ -54,24 +54,29 @@ from rota.placement import PlacementExplanation, Pool, WorkerRegistry
 from rota.placement.explain import eligible_pools
 from rota.queue import Queue
 
-UNKNOWN_WITHOUT_SERVER: Final = "how busy machines are with other work is known to servers alone"
+UNKNOWN_WITHOUT_SERVER: Final = "the load of machines from other work is known only to servers"
 _UNPLACEABLE: Final = frozenset({Reason.NO_POOL_MAPPING, Reason.NO_WORKERS})
-"""Whoever goes first, it goes nowhere."""
+"""Queue order is irrelevant for these: there is no place to run."""
 _BLOCKING: Final = frozenset({Reason.TENANT_LIMIT, Reason.NO_SERVER, Reason.BUS_UNAVAILABLE})
 
 
 class ExplainContext:
-    """What is read once for all layers of a job."""
+    """State that is read once for all layers of a job."""
 
     def __init__(
-        self, job: JobView, row: Record, registry: WorkerRegistry, board: PendingQueues, lately: RecentThroughput
+        self,
+        job: JobView,
+        row: Record,
+        registry: WorkerRegistry,
+        pending_queues: PendingQueues,
+        recent_throughput: RecentThroughput,
     ) -> None:
         self.job = job
         self.row = row
         self.registry = registry
-        self.board = board
-        self.lately = lately
-        self.of_job: list[Cause] = []
+        self.pending_queues = pending_queues
+        self.recent_throughput = recent_throughput
+        self.job_causes: list[Cause] = []
 
     @property
     def now(self) -> datetime:
@@ -80,12 +85,12 @@ class ExplainContext:
 
     @property
     def is_queued(self) -> bool:
-        """Whether its frames are in the queue, and may leave it."""
+        """Whether its frames are in the queue and may be dispatched."""
         return self.job.state not in (JobState.PENDING, JobState.APPROVAL_REQUIRED) and self.row["ends_as"] is None
 
 
 class PlacementFailure(msgspec.Struct, frozen=True):
-    """Why there is no place for any of a layer in these pools, and how many of their workers know its task."""
+    """Why no frame of a layer can be placed in these pools, and how many of their workers have its task."""
 
     found: PlacementExplanation
     knows: int
@@ -97,45 +102,45 @@ class Explainer:
         self,
         database: Database,
         *,
-        books: AccountingService | None = None,
+        accounting: AccountingService | None = None,
         registry: WorkerRegistry | None = None,
-        board: PendingQueues | None = None,
+        pending_queues: PendingQueues | None = None,
         bus: Bus | None = None,
     ) -> None:
         self.database = database
         self.jobs = JobQueries(database)
-        self._reads = ExplainQueries(database)
-        self._books = books
+        self._queries = ExplainQueries(database)
+        self._accounting = accounting
         self._registry = registry
-        self._board = board
+        self._pending = pending_queues
         self._bus = bus
 
     async def explain(self, job: JobId, *, layer: str | None = None) -> JobExplanation:
-        """Of a whole job, or of one of its layers by name or id. InvalidInput when there is no such job or layer."""
+        """Explains a job, or one of its layers by name or id. InvalidInput when there is no such job or layer."""
         found = await self.jobs.get(job)
-        row = None if found.state.terminal else await self._reads.job(job)
+        row = None if found.state.terminal else await self._queries.job(job)
         if row is None:
-            # It may have ended between the two looks.
+            # It may have ended between the two reads.
             found = found if found.state.terminal else await self.jobs.get(job)
             return await explain_ended_job(self.database, found, _select_layers(found, layer))
         return await self._explain_live(found, row, _select_layers(found, layer))
 
     async def _explain_live(self, job: JobView, row: Record, layers: Sequence[Layer]) -> JobExplanation:
         show = ShowId(row["pk_show"])
-        look = ExplainContext(
+        context = ExplainContext(
             job,
             row,
             await self._worker_registry(),
             await self._pending_queues(),
-            await self._reads.recent_throughput(show),
+            await self._queries.recent_throughput(show),
         )
-        holders = await self._reads.tenant_limit_holders(show) if row["jobs_before"] is not None else []
-        before = await self._reads.blocking_jobs(job.id) if job.state is JobState.PENDING else ([], 0)
-        bus_is_there = self._bus is None or self._bus.connected
-        approval = await self._reads.approval(job.id) if job.state is JobState.APPROVAL_REQUIRED else None
-        look.of_job = [*causes.job_causes(job, row, holders, before, approval, bus_is_there=bus_is_there)]
-        told = await self._layer_views(look, layers)
-        found = [*look.of_job, *(each for layer in told for each in layer.reasons)]
+        holders = await self._queries.tenant_limit_holders(show) if row["jobs_before"] is not None else []
+        before = await self._queries.blocking_jobs(job.id) if job.state is JobState.PENDING else ([], 0)
+        bus_connected = self._bus is None or self._bus.connected
+        approval = await self._queries.approval(job.id) if job.state is JobState.APPROVAL_REQUIRED else None
+        context.job_causes = [*causes.job_causes(job, row, holders, before, approval, bus_connected=bus_connected)]
+        views = await self._layer_views(context, layers)
+        found = [*context.job_causes, *(each for layer in views for each in layer.reasons)]
         found.sort(key=lambda each: each.tier.rank)
         on_workers = _count_frames(layers, FrameState.DISPATCHED)
         names = {layer.id: layer.name for layer in layers}
@@ -149,121 +154,121 @@ class Explainer:
             waiting=_count_frames(layers, FrameState.WAITING),
             on_workers=on_workers,
             reasons=tuple(found),
-            layers=tuple(told),
-            running=await self._reads.running(job.id, names) if on_workers else (),
+            layers=tuple(views),
+            running=await self._queries.running(job.id, names) if on_workers else (),
             deadline_at=job.deadline_at,
             wait_until=job.wait_until,
             known_by="postgres" if self._registry is None else "server",
             not_known=UNKNOWN_WITHOUT_SERVER if self._registry is None else "",
         )
 
-    async def _layer_views(self, look: ExplainContext, layers: Sequence[Layer]) -> list[WaitingLayerView]:
+    async def _layer_views(self, context: ExplainContext, layers: Sequence[Layer]) -> list[WaitingLayerView]:
         waiting = [layer for layer in layers if layer.counts.get(FrameState.WAITING)][:LAYERS_MAX]
         if not waiting:
             return []
-        rows = await self._reads.layers(look.job.id, waiting)
+        rows = await self._queries.layers(context.job.id, waiting)
         queues = await self.database.rows(CLASSES, sorted({layer.queue for layer in waiting}))
         keys = {row["queue"]: queue_key_from_row(row) for row in queues}
         return [
-            await self._layer_view(look, layer, keys[layer.queue], rows[layer.id])
+            await self._layer_view(context, layer, keys[layer.queue], rows[layer.id])
             for layer in waiting
             if layer.id in rows and layer.queue in keys
         ]
 
-    async def _layer_view(self, look: ExplainContext, layer: Layer, key: QueueKey, row: Record) -> WaitingLayerView:
+    async def _layer_view(self, context: ExplainContext, layer: Layer, key: QueueKey, row: Record) -> WaitingLayerView:
         waiting = layer.counts[FrameState.WAITING]
         deferred = min(row["deferred"], waiting)
-        ready = waiting - deferred if look.is_queued else 0
+        ready = waiting - deferred if context.is_queued else 0
         found: list[Cause] = [causes.paused(layer)] if row["paused"] else []
         if deferred:
-            found.append(causes.deferred(look.job, layer, deferred, row["run_at"], look.now))
-        decided, refusals = await self._forecast_layer(look, layer, key, max(1, ready))
-        # Whether there is room matters when its time has come.
+            found.append(causes.deferred(context.job, layer, deferred, row["run_at"], context.now))
+        forecast, refusals = await self._forecast_layer(context, layer, key, max(1, ready))
+        # Capacity matters only to frames that are due.
         found += [each for each in refusals if ready or each.tier is Tier.MISCONFIGURED]
-        position, before = await self._queue_position(look, layer) if ready else (QueuePosition(), PendingPosition())
-        if decided.refused_by not in _UNPLACEABLE:
-            # Other queues keep it waiting only where they want the same room.
-            contended = decided.refused_by in (None, Reason.POOL_OVERLOADED)
-            found += causes.order_causes(look.job, layer, position, before if contended else PendingPosition())
-        stopped = not ready or row["paused"] or any(each.code in _BLOCKING for each in look.of_job)
-        told = WaitingLayerView(
+        position, before = await self._queue_position(context, layer) if ready else (QueuePosition(), PendingPosition())
+        if forecast.refused_by not in _UNPLACEABLE:
+            # Other queues delay it only where they compete for the same capacity.
+            contended = forecast.refused_by in (None, Reason.POOL_OVERLOADED)
+            found += causes.order_causes(context.job, layer, position, before if contended else PendingPosition())
+        stopped = not ready or row["paused"] or any(each.code in _BLOCKING for each in context.job_causes)
+        view = WaitingLayerView(
             id=layer.id,
             name=layer.name,
             queue=layer.queue,
             counts=layer.counts,
             waiting=waiting,
             deferred=deferred,
-            parked=look.row["parked"],
-            starts=0 if stopped else decided.starts,
-            refused_by=_first_refusal(look.of_job, decided) if ready else None,
+            parked=context.row["parked"],
+            starts=0 if stopped else forecast.starts,
+            refused_by=_first_refusal(context.job_causes, forecast) if ready else None,
             reasons=tuple(sorted(found, key=lambda each: each.tier.rank)),
             position=position,
         )
-        start = estimate_start(look.job, layer, told, look.of_job, look.lately, look.now)
-        return msgspec.structs.replace(told, start=start)
+        start = estimate_start(context.job, layer, view, context.job_causes, context.recent_throughput, context.now)
+        return msgspec.structs.replace(view, start=start)
 
     async def _forecast_layer(
-        self, look: ExplainContext, layer: Layer, key: QueueKey, frames: int
+        self, context: ExplainContext, layer: Layer, key: QueueKey, frames: int
     ) -> tuple[DispatchForecast, list[Cause]]:
-        """What dispatch would do with so many frames, and all that speaks against it."""
-        place = QuotaTarget(key.show, key.folder, look.job.id, layer.id, key.dept)
-        live = self._books.live if self._books else None
-        met = await read_limits_snapshot(self.database, place, live, by_rows=self._books is None)
+        """The dispatch forecast for so many frames, and every cause against it."""
+        place = QuotaTarget(key.show, key.folder, context.job.id, layer.id, key.dept)
+        live = self._accounting.live if self._accounting else None
+        limits = await read_limits_snapshot(self.database, place, live, by_rows=self._accounting is None)
         ask = Ask(key.cls.cores, key.cls.gpus)
-        decided = forecast_dispatch(
-            partial(look.registry.preview_plan, key.cls), min(frames, BATCH_FRAMES_MAX), met, ask
+        forecast = forecast_dispatch(
+            partial(context.registry.preview_plan, key.cls), min(frames, BATCH_FRAMES_MAX), limits, ask
         )
-        pools = eligible_pools(key.cls, look.registry.routes).pools
-        full = {each.pool for each in decided.refused if each.level is Level.SUBSCRIPTION}
-        misplaced = not decided.placed or (decided.refused_by is Reason.POOL_OVERLOADED and not decided.starts)
-        # In one breath with the decision: workers of a server change whenever we wait for anything.
-        seen = (
-            _placement_failure(look.registry, layer, key, [each for each in pools if each.id not in full])
+        pools = eligible_pools(key.cls, context.registry.routes).pools
+        full = {each.pool for each in forecast.refused if each.level is Level.SUBSCRIPTION}
+        misplaced = not forecast.placed or (forecast.refused_by is Reason.POOL_OVERLOADED and not forecast.starts)
+        # No await between this and the forecast: a server's registry may change at any await.
+        failure = (
+            _placement_failure(context.registry, layer, key, [each for each in pools if each.id not in full])
             if misplaced
             else None
         )
-        refused = decided.refused if decided.placed else _refusals_in_every_pool(ask, met, pools)
-        found = [await self._quota_cause(look.job, layer, key, each, met) for each in refused]
-        if met.undecided is not None:
-            found = [causes.accounting_unavailable(layer, met.undecided)]
-        if seen is not None:
-            found.append(await self._placement_cause(layer, key, seen))
-        return decided, found
+        refusals = forecast.refused if forecast.placed else _refusals_in_every_pool(ask, limits, pools)
+        found = [await self._quota_cause(context.job, layer, key, each, limits) for each in refusals]
+        if limits.undecided is not None:
+            found = [causes.accounting_unavailable(layer, limits.undecided)]
+        if failure is not None:
+            found.append(await self._placement_cause(layer, key, failure))
+        return forecast, found
 
     async def _quota_cause(
-        self, job: JobView, layer: Layer, key: QueueKey, refused: PoolQuotaRefusal, met: LimitsSnapshot
+        self, job: JobView, layer: Layer, key: QueueKey, refusal: PoolQuotaRefusal, limits: LimitsSnapshot
     ) -> Cause:
         ids: dict[Level, UUID] = {
-            Level.SUBSCRIPTION: refused.pool,
+            Level.SUBSCRIPTION: refusal.pool,
             Level.FOLDER: key.folder,
             Level.JOB: job.id,
             Level.LAYER: layer.id,
             Level.POINT: key.dept,
         }
-        holders = await self._reads.limit_holders(key.show, refused.level, ids[refused.level])
-        return causes.quota_cause(job, layer, refused, met, holders)
+        holders = await self._queries.limit_holders(key.show, refusal.level, ids[refusal.level])
+        return causes.quota_cause(job, layer, refusal, limits, holders)
 
-    async def _placement_cause(self, layer: Layer, key: QueueKey, seen: PlacementFailure) -> Cause:
-        full = seen.found.reason is Reason.POOL_OVERLOADED
-        holders = await self._reads.pool_holders([pool.id for pool in seen.pools]) if full else []
-        names = [pool.name for pool in seen.pools]
-        return causes.placement_cause(layer, key.cls, seen.found, names, knows=seen.knows, holders=holders)
+    async def _placement_cause(self, layer: Layer, key: QueueKey, failure: PlacementFailure) -> Cause:
+        full = failure.found.reason is Reason.POOL_OVERLOADED
+        holders = await self._queries.pool_holders([pool.id for pool in failure.pools]) if full else []
+        names = [pool.name for pool in failure.pools]
+        return causes.placement_cause(layer, key.cls, failure.found, names, knows=failure.knows, holders=holders)
 
-    async def _queue_position(self, look: ExplainContext, layer: Layer) -> tuple[QueuePosition, PendingPosition]:
-        before = look.board.position(layer.queue, look.job.priority)
-        ahead = await self._reads.frames_ahead(look.job, layer)
+    async def _queue_position(self, context: ExplainContext, layer: Layer) -> tuple[QueuePosition, PendingPosition]:
+        before = context.pending_queues.position(layer.queue, context.job.priority)
+        ahead = await self._queries.frames_ahead(context.job, layer)
         return QueuePosition(ahead=ahead, queues_before=before.spots, frames_before=before.frames), before
 
     async def _worker_registry(self) -> WorkerRegistry:
         return self._registry or await load_registry(self.database)
 
     async def _pending_queues(self) -> PendingQueues:
-        if self._board is not None:
-            return self._board
-        board = PendingQueues(self.database, Queue(self.database), SystemClock())
-        await board.refresh()
-        await board.refresh_shares()
-        return board
+        if self._pending is not None:
+            return self._pending
+        pending_queues = PendingQueues(self.database, Queue(self.database), SystemClock())
+        await pending_queues.refresh()
+        await pending_queues.refresh_shares()
+        return pending_queues
 
 
 def _placement_failure(
@@ -275,26 +280,26 @@ def _placement_failure(
     return PlacementFailure(registry.explain(key.cls, pools), knows, pools)
 
 
-def _refusals_in_every_pool(ask: Ask, met: LimitsSnapshot, pools: Sequence[Pool]) -> list[PoolQuotaRefusal]:
-    """Where no worker has room: limits that would say no as well, if they do in every pool; each once."""
-    refused: dict[tuple[Level, PoolId | None], PoolQuotaRefusal] = {}
+def _refusals_in_every_pool(ask: Ask, limits: LimitsSnapshot, pools: Sequence[Pool]) -> list[PoolQuotaRefusal]:
+    """Where no worker has capacity: the limits that would refuse as well, if they do in every pool; each once."""
+    refusals: dict[tuple[Level, PoolId | None], PoolQuotaRefusal] = {}
     for pool in pools:
-        fit = met.fits(pool.id, ask, 1)
+        fit = limits.fits(pool.id, ask, 1)
         if fit.refusal is None:
             return []
         level = fit.refusal.table
         known = (level, pool.id if level is Level.SUBSCRIPTION else None)
-        refused.setdefault(known, PoolQuotaRefusal(fit.refusal, pool.id, pool.name))
-    return list(refused.values())
+        refusals.setdefault(known, PoolQuotaRefusal(fit.refusal, pool.id, pool.name))
+    return list(refusals.values())
 
 
-def _first_refusal(of_job: Sequence[Cause], decided: DispatchForecast) -> Reason | None:
-    """With which word dispatch refuses: it looks for a place, then at how many jobs the show runs, then at limits."""
-    if not decided.placed:
-        return decided.refused_by
-    if any(each.code is Reason.TENANT_LIMIT for each in of_job):
+def _first_refusal(job_causes: Sequence[Cause], forecast: DispatchForecast) -> Reason | None:
+    """The reason dispatch would give: it checks placement, then the show's number of jobs, then the limits."""
+    if not forecast.placed:
+        return forecast.refused_by
+    if any(each.code is Reason.TENANT_LIMIT for each in job_causes):
         return Reason.TENANT_LIMIT
-    return decided.refused_by
+    return forecast.refused_by
 
 
 def _select_layers(job: JobView, layer: str | None) -> list[Layer]:
@@ -315,5 +320,5 @@ def _sentence(found: Sequence[Cause], layers: Sequence[Layer]) -> str:
     if found:
         return found[0].sentence
     if _count_frames(layers, FrameState.WAITING):
-        return "Nothing holds it back: it starts within moments."
-    return "Nothing of it waits."
+        return "Nothing blocks it: it starts within moments."
+    return "No frame of it is waiting."

@@ -1,9 +1,9 @@
-"""What dispatch would do with frames of a class now: the plan of placement, then the limits, in its order. Pure.
+"""The dispatch forecast for frames of one placement class: placement, then limits, in dispatch order. Pure.
 
-A batch is spread over workers, and the books are asked worker by worker in the order of the plan, so this asks them in
-the same order. A share that refuses closes its pool, and what is left goes on to the next pool of the topic; any other
-limit refuses wherever a frame would run. It is dispatch without its effects, and rests on the same functions:
-`Registry.look`, `quota.fits`.
+Dispatch spreads a batch over workers and books worker by worker in the order of the plan; this checks the limits in the
+same order. A subscription that refuses closes its pool, and the remaining frames go to the next pool of the topic; any
+other limit refuses wherever a frame would run. It is dispatch without side effects, on the same functions:
+`WorkerRegistry.preview_plan` and `quota.fits`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlacementLookup(Protocol):
 
 
 class PoolQuotaRefusal(msgspec.Struct, frozen=True):
-    """A limit that says no to a frame, and the pool in which it would have run."""
+    """A limit that refuses a frame, and the pool in which it would have run."""
 
     refusal: Refusal
     pool: PoolId
@@ -38,61 +38,61 @@ class PoolQuotaRefusal(msgspec.Struct, frozen=True):
 
 
 class DispatchForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """How many frames would start, and with which word the next is refused; None if it is not."""
+    """How many frames would start, and the reason that refuses the next; None if none is refused."""
 
     starts: int = 0
     refused_by: Reason | None = None
     refused: tuple[PoolQuotaRefusal, ...] = ()
-    """Limits that were met on the way, each once: shares of several pools, or what ended the search."""
+    """Limits that refused, each once: subscriptions of several pools, or the limit that ended the search."""
     placed: bool = True
-    """False: no worker had room to begin with, so that no limit was asked."""
+    """False: no worker had capacity, so no limit was checked."""
 
 
-def forecast_dispatch(look: PlacementLookup, frames: int, standings: LimitsSnapshot, ask: Ask) -> DispatchForecast:
-    plan = look(frames)
+def forecast_dispatch(preview: PlacementLookup, frames: int, limits: LimitsSnapshot, ask: Ask) -> DispatchForecast:
+    plan = preview(frames)
     if not plan.portions:
         return DispatchForecast(refused_by=plan.refusal or Reason.NO_WORKERS, placed=False)
-    if standings.undecided is not None:
+    if limits.undecided is not None:
         return DispatchForecast(refused_by=Reason.BOOKS_UNAVAILABLE)
     started: Counter[PoolId] = Counter()
     full: dict[PoolId, PoolQuotaRefusal] = {}
     while True:  # every pass closes a pool, or is the last
-        standings, refused = _book_plan(plan, standings, ask, started)
+        limits, refused = _book_plan(plan, limits, ask, started)
         shares = {each.pool: each for each in refused if each.level is Level.SUBSCRIPTION}
         final = next((each for each in refused if each.level is not Level.SUBSCRIPTION), None)
         if final is not None:
             return _refused_forecast(started, Reason.of_level(final.level), [*full.values(), *shares.values(), final])
         full |= shares
-        left = frames - started.total()
-        if not shares or not left:
+        remaining = frames - started.total()
+        if not shares or not remaining:
             break
-        # A look does not know of frames that start here: it is asked for these once more, and they are passed over.
-        again = sum(n for pool, n in started.items() if pool not in full)
-        plan = look(left + again, without=full.keys())
-    if not left:
+        # The preview does not know of frames started here: request room for them again and skip them in the plan.
+        already_started = sum(n for pool, n in started.items() if pool not in full)
+        plan = preview(remaining + already_started, without=full.keys())
+    if not remaining:
         return DispatchForecast(starts=frames)
-    nowhere = plan.refusal or Reason.NO_WORKERS
-    if full and nowhere is Reason.NO_WORKERS:
-        nowhere = Reason.QUOTA_SUBSCRIPTION
-    return _refused_forecast(started, nowhere, [*full.values()])
+    reason = plan.refusal or Reason.NO_WORKERS
+    if full and reason is Reason.NO_WORKERS:
+        reason = Reason.QUOTA_SUBSCRIPTION
+    return _refused_forecast(started, reason, [*full.values()])
 
 
 def _book_plan(
-    plan: PlacementPlan, standings: LimitsSnapshot, ask: Ask, started: Counter[PoolId]
+    plan: PlacementPlan, limits: LimitsSnapshot, ask: Ask, started: Counter[PoolId]
 ) -> tuple[LimitsSnapshot, list[PoolQuotaRefusal]]:
-    """Book what a plan has beyond what has started, which is counted in `started`; and who says no, in order."""
-    passed = Counter(started)
+    """Book the frames of a plan beyond those in `started`, which is updated; and the refusals, in order."""
+    skip = Counter(started)
     refused: list[PoolQuotaRefusal] = []
     for portion in plan.portions:
         pool = portion.pool_id
-        old = min(passed[pool], portion.n)
-        passed[pool] -= old
-        fit = standings.fits(pool, ask, portion.n - old)
-        standings = standings.with_booked(pool, ask, fit.count)
+        old = min(skip[pool], portion.n)
+        skip[pool] -= old
+        fit = limits.fits(pool, ask, portion.n - old)
+        limits = limits.with_booked(pool, ask, fit.count)
         started[pool] += fit.count
         if fit.refusal is not None:
             refused.append(PoolQuotaRefusal(fit.refusal, pool, portion.pool))
-    return standings, refused
+    return limits, refused
 
 
 def _refused_forecast(started: Counter[PoolId], by: Reason, refused: list[PoolQuotaRefusal]) -> DispatchForecast:

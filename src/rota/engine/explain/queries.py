@@ -1,4 +1,4 @@
-"""What explanations read of PostgreSQL, besides the job itself: each by index, or a walk over what is booked."""
+"""Statements for explanations, besides those for the job itself: index lookups, or a scan over procs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNNING = query(__package__, "explain_running")
 THROUGHPUT = query(__package__, "explain_rate")
 
 ENTRIES_MAX: Final = 20_000
-"""Queue entries of a job that are looked at for its place; beyond that the place is not told."""
+"""Queue entries of a job that are examined for its position; beyond that the position is unknown."""
 THROUGHPUT_JOBS_MAX: Final = 50
 
 
@@ -36,7 +36,7 @@ class ExplainQueries:
         self.database = database
 
     async def job(self, job: JobId) -> Record | None:
-        """None when it is not live."""
+        """None when the job is not live."""
         return await self.database.row(JOB, job, LEASE)
 
     async def layers(self, job: JobId, layers: Sequence[Layer]) -> dict[LayerId, Record]:
@@ -44,17 +44,17 @@ class ExplainQueries:
         return {LayerId(row["pk_layer"]): row for row in rows}
 
     async def blocking_jobs(self, job: JobId) -> tuple[list[BlockingJob], int]:
-        """The first of those it waits for, and how many there are."""
+        """The first jobs that it waits for, and their total number."""
         rows = await self.database.rows(BLOCKING_JOBS, job, HOLDERS_MAX)
-        told = [BlockingJob(**{name: row[name] for name in BlockingJob.__struct_fields__}) for row in rows]
-        return told, rows[0]["jobs"] if rows else 0
+        jobs = [BlockingJob(**{name: row[name] for name in BlockingJob.__struct_fields__}) for row in rows]
+        return jobs, rows[0]["jobs"] if rows else 0
 
     async def approval(self, job: JobId) -> Approval | None:
-        """What it waits for, if people are asked about it."""
+        """Its latest approval request, if there is one."""
         return (await ApprovalStore(self.database).latest("job", [str(job)])).get(str(job))
 
     async def frames_ahead(self, job: JobView, layer: Layer) -> int | None:
-        """Frames of its own queue that go before its first; None where that is too far away to be counted."""
+        """Frames of its own queue ahead of its first; None when there are too many entries to count."""
         found = await self.database.value(POSITION, job.id, layer.id, layer.queue, job.priority, ENTRIES_MAX)
         return None if found is None else int(found)
 
@@ -63,7 +63,7 @@ class ExplainQueries:
         return RecentThroughput(row["jobs"], row["frames"], row["span_s"]) if row is not None else RecentThroughput()
 
     async def running(self, job: JobId, names: Mapping[LayerId, str]) -> tuple[RunningFramesView, ...]:
-        """Where frames of these layers are."""
+        """The workers that run frames of these layers."""
         return tuple(
             RunningFramesView(layer=names[row["layer"]], worker=row["worker"], frames=row["frames"], since=row["since"])
             for row in await self.database.rows(RUNNING, job, RUNNING_MAX)
@@ -71,14 +71,14 @@ class ExplainQueries:
         )
 
     async def limit_holders(self, show: ShowId, level: Level, key: UUID) -> list[Holder]:
-        """Who uses a limit."""
+        """The largest users of a limit."""
         return await self._holders("layer" if level is Level.JOB else "job", HOLDERS, show, level.value, key)
 
     async def pool_holders(self, pools: Sequence[PoolId]) -> list[Holder]:
         return await self._holders("show", HOLDERS_POOLS, list(pools))
 
     async def tenant_limit_holders(self, show: ShowId) -> list[Holder]:
-        """Jobs that count against the number that the show may run."""
+        """Jobs that count against the show's limit of concurrent jobs."""
         return await self._holders("job", HOLDERS_JOBS, show)
 
     async def _holders(self, kind: Literal["job", "layer", "show"], which: Query, *of: object) -> list[Holder]:

@@ -1,5 +1,5 @@
 -- name: explain_failure
--- The frame of layers $1 that failed first, if any did; of attempts that were tried again nothing is told.
+-- The first failed frame of layers $1, if any; attempts that were retried do not count.
 SELECT e.pk_layer AS layer, e.frame, e.attempt, e.state, e.code, e.error, w.str_name AS worker,
        coalesce(e.ts_ended, e.ts_finished) AS at
 FROM unnest($1::uuid[]) AS of (layer)
@@ -11,18 +11,18 @@ LEFT JOIN rota.worker w ON w.pk_host = e.pk_host
 ORDER BY e.ts_finished LIMIT 1
 
 -- name: explain_letter
--- What the first dead letter of job $1 says.
+-- The first dead letter of job $1.
 SELECT d.reason, d.error FROM rota.dlq_entries d WHERE d.job_id = $1::uuid ORDER BY d.dlq_id LIMIT 1
 
 -- name: explain_before
--- Jobs that job $1 waits for, those submitted first first, at most $2, and how many there are; names of its own show alone.
+-- Jobs that job $1 waits for in order of submission, at most $2, and their number; names only of its own show.
 SELECT b.pk_job AS id, CASE WHEN b.pk_show = j.pk_show THEN b.str_name ELSE b.pk_job::text END AS name, b.state, b.reason,
        a.if_failed, count(*) OVER () AS jobs
 FROM rota.job_after a JOIN rota.job b ON b.pk_job = a.pk_before JOIN rota.job j ON j.pk_job = a.pk_job
 WHERE a.pk_job = $1::uuid ORDER BY b.ts_submitted, b.pk_job LIMIT $2::integer
 
 -- name: explain_holders
--- Who uses most of what key $3 of level $2 limits in show $1, at most $4: jobs, or the layers of a job that has a cap.
+-- The largest users of the limit with key $3 at level $2 in show $1, at most $4: jobs, or the layers of a capped job.
 SELECT u.id, coalesce(l.str_name, j.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
 FROM (
   SELECT CASE WHEN $2::text = 'job' THEN p.pk_layer ELSE p.pk_job END AS id, count(*) AS frames,
@@ -38,12 +38,12 @@ LEFT JOIN rota.job j ON j.pk_job = u.id
 ORDER BY u.cores DESC, u.gpus DESC, u.id
 
 -- name: explain_holders_jobs
--- Jobs of show $1 that count against the number that it may run at once, at most $2, the first first.
+-- Jobs of show $1 that count against its limit of concurrent jobs, at most $2, oldest first.
 SELECT s.pk_job AS id, j.str_name AS name, 0 AS frames, 0 AS cores, 0 AS gpus
 FROM rota.job_slot s JOIN rota.job j USING (pk_job) WHERE s.pk_show = $1::uuid ORDER BY s.ts_taken, s.pk_job LIMIT $2::integer
 
 -- name: explain_holders_pools
--- Which shows use most of the pools $1, at most $2.
+-- The shows that use most of the pools $1, at most $2.
 SELECT u.id, coalesce(s.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
 FROM (
   SELECT p.pk_show AS id, count(*) AS frames, sum(p.int_cores_reserved)::bigint AS cores,
@@ -54,7 +54,7 @@ LEFT JOIN rota.show s ON s.pk_show = u.id
 ORDER BY u.cores DESC, u.gpus DESC, u.id
 
 -- name: explain_job
--- What holds job $1 besides its frames, and which server leads, by the lease $2.
+-- State of job $1 that can block it besides its frames, and the leader by the lease $2.
 SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.dispatch_failures, j.ts_ask_at, m.jobs_max,
        CASE WHEN m.jobs_max IS NOT NULL AND j.state = 'SCHEDULED'
                  AND NOT EXISTS (SELECT FROM rota.job_slot t WHERE t.pk_job = j.pk_job)
@@ -67,7 +67,7 @@ CROSS JOIN LATERAL (SELECT least(nullif(s.int_max_jobs, -1), w.jobs_max) AS jobs
 WHERE j.pk_job = $1::uuid
 
 -- name: explain_layers
--- Of layers $2 of job $1: frames that wait for their time, and whether their queue is paused.
+-- Of layers $2 of job $1: deferred frames, and whether their queue is paused.
 SELECT l.pk_layer, q.paused, coalesce(d.n, 0)::bigint AS deferred, d.run_at
 FROM rota.layer l
 JOIN rota.queues q ON q.queue = l.queue
@@ -76,9 +76,10 @@ LEFT JOIN (SELECT layer_id, sum(n) AS n, min(run_at) AS run_at FROM rota.deferre
 WHERE l.pk_layer = ANY ($2::uuid[])
 
 -- name: explain_position
--- How many frames of queue $3 at priority $4 go before the first that waits of layer $2 of job $1.
--- Lanes are claimed in their order, and in each what was returned before what follows. Bounded: of a layer with more than
--- $5 entries the first that were written are looked at, of returned turns the first thousand; no row when none is found.
+-- Frames of queue $3 at priority $4 ahead of the first waiting frame of layer $2 of job $1.
+-- Lanes are claimed in their order, and in each lane returned entries before the rest. Bounded: of a layer with more
+-- than $5 entries only the first written are examined, of returned entries the first thousand; no row when none is
+-- found.
 WITH lane AS MATERIALIZED (
   SELECT l.lane_id, coalesce(c.waiting - c.parked, 0) AS waiting
   FROM rota.queue_lanes l
@@ -116,7 +117,7 @@ SELECT min(
 FROM first f
 
 -- name: explain_rate
--- How many jobs and frames of show $1 ended lately: the last $2 of an hour, and how long ago the first of them did.
+-- Jobs and frames of show $1 that ended within the last hour, at most $2 jobs, and the age of the first of them.
 SELECT count(*) AS jobs, coalesce(sum(d.frames), 0)::bigint AS frames,
        coalesce(extract(epoch FROM clock_timestamp() - min(d.ts_finished)), 0)::float8 AS span_s
 FROM (
@@ -128,7 +129,7 @@ FROM (
 ) AS d
 
 -- name: explain_running
--- Where frames of job $1 are, those booked first first; at most $2 rows.
+-- Workers that run frames of job $1, earliest booking first; at most $2 rows.
 SELECT p.pk_layer AS layer, coalesce(w.str_name, p.pk_host::text) AS worker, p.frames, p.since
 FROM (SELECT pk_layer, pk_host, count(*) AS frames, min(ts_booked) AS since
       FROM rota.proc WHERE pk_job = $1::uuid GROUP BY 1, 2 ORDER BY 4 LIMIT $2::integer) AS p
