@@ -1,4 +1,4 @@
-"""Jobs as they are looked at: one with its layers, a page of many, and what frames returned."""
+"""Read models of jobs: one job with its layers, a page of many, and the ends of frames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOW = query(__package__, "jobs_show")
 
 PAGE_MAX: Final = 1_000
 FIRST_SCAN_JOBS, SCAN_JOBS_MAX = 1_000, 20_000
-"""Jobs that are looked at for a page of a filtered list: at first, and then at once."""
+"""Jobs scanned for a page of a filtered list: by the first statement, and by each further one."""
 SCANS_MAX: Final = 4
 
 
@@ -46,12 +46,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     input_at: str | None = None
     frames: FrameSet
     counts: dict[FrameState, int]
-    """Frames that WAIT, are booked on a worker (DISPATCHED), or ended in some way; without states that none is in."""
+    """Frames that WAIT, are booked on a worker (DISPATCHED), or have ended; states without frames are left out."""
     took_ms: int = 0
 
 
 class JobHistoryEntry(msgspec.Struct, frozen=True):
-    """When a job came into a state, and why."""
+    """When a job entered a state, and why."""
 
     state: JobState
     at: datetime
@@ -59,13 +59,13 @@ class JobHistoryEntry(msgspec.Struct, frozen=True):
 
 
 class PolicyDecisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A word of the policy about a job."""
+    """A policy decision about a job."""
 
     says: PolicyEffect
     rule: str
     """Empty: no rule matched, the default decided."""
     snapshot: str
-    """Empty: nobody was there to be asked (fail-open)."""
+    """Empty: the policy was unavailable (fail-open)."""
     reason: str
     constraints: dict[str, Any] = {}
     remediations: tuple[Remediation, ...] = ()
@@ -92,10 +92,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     history: list[JobHistoryEntry]
     layers: list[Layer]
     policy: PolicyDecisionView | None = None
-    """What the policy said of it last; None: nobody asked it."""
+    """The latest policy decision; None: the policy was not consulted."""
 
     def frame_number(self, layer: LayerId, place: int) -> int:
-        """The number, as it was submitted, of what the queue calls frame `place` of a layer."""
+        """The frame number, as submitted, of the frame with queue number `place` in a layer."""
         return next(each.frames.number(place) for each in self.layers if each.id == layer)
 
 
@@ -118,7 +118,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How the last attempt of a frame ended. A frame that succeeded and returned nothing has none."""
+    """How the last attempt of a frame ended. A frame that succeeded without a result has none."""
 
     frame: int
     attempt: int
@@ -131,9 +131,9 @@ class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: int
     worker: UUID | None
     artifacts: list[str] | None
-    """In words of `rota.model.artifacts`."""
+    """Encoded by `rota.model.artifacts`."""
     output: str | None = None
-    """held, quarantined: nothing is told of what it returned and left; redacted: not as the frame left it."""
+    """held, quarantined: value and artifacts are withheld; redacted: they were changed."""
     finished_at: datetime
 
 
@@ -141,18 +141,18 @@ class FrameArtifact(msgspec.Struct, frozen=True):
     """An artifact of a frame."""
 
     frame: int
-    """As the queue numbers it."""
+    """Its queue number."""
     attempt: int
     name: str
     pointer: str
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs a list is about: those that agree with all of it."""
+    """Selects the jobs of a list; all conditions must match."""
 
     show: str | None = None
     shows: frozenset[ShowId] | None = None
-    """Those that may be looked into; None: all."""
+    """Shows that the caller may read; None: all."""
     state: JobState | None = None
     topic: str | None = None
     reason: str | None = None
@@ -160,7 +160,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unfiltered(self) -> bool:
-        """Whether every job of its shows agrees."""
+        """Whether every job of its shows matches."""
         return not any((self.state, self.topic, self.reason, self.label))
 
     def arguments(self) -> tuple[str | None, ...]:
@@ -171,7 +171,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 class JobPage(msgspec.Struct, frozen=True):
     items: list[JobSummary]
     next: JobId | None = None
-    """Where the next page begins: give it as `after`. None: this was the last."""
+    """Cursor of the next page: pass it as `after`. None: this was the last."""
 
 
 FrameEnds = list[FrameEnd]
@@ -179,7 +179,7 @@ FrameArtifacts = list[FrameArtifact]
 
 
 class _LayerRow(msgspec.Struct):
-    """A layer as `rota.layer_shown` tells it."""
+    """A layer as returned by `rota.layer_shown`."""
 
     id: LayerId
     number: int
@@ -208,33 +208,38 @@ class JobQueries:
     async def get(self, job: JobId) -> JobView:
         row = await self.database.row(GET, [job])
         if row is None:
-            raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
+            raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
         live = row["finished_at"] is None
         running = await self.database.rows(RUNNING, job) if live else []
         return _job_view(row, {each["pk_layer"]: each["frames"] for each in running})
 
     async def get_many(self, jobs: Sequence[JobId], *, on: Transaction | None = None) -> list[JobView]:
-        """Those that are kept, by id; frames that are booked count as waiting here."""
+        """The jobs that exist, by id; booked frames count as waiting here."""
         rows = await (on or self.database).rows(GET, list(jobs)) if jobs else []
         return [_job_view(row, {}) for row in sorted(rows, key=lambda row: row["id"].bytes)]
 
     async def states(self, jobs: Sequence[JobId]) -> dict[JobId, JobState]:
-        """Those that are kept."""
+        """The states of the jobs that exist."""
         return {JobId(row["id"]): JobState(row["state"]) for row in await self.database.rows(GET, list(jobs))}
 
     async def list(
-        self, wanted: JobFilter | None = None, *, after: JobId | None = None, most: int = 50, looks: int = SCANS_MAX
+        self,
+        filter_: JobFilter | None = None,
+        *,
+        after: JobId | None = None,
+        most: int = 50,
+        scans_max: int = SCANS_MAX,
     ) -> JobPage:
-        """The newest first. Rare jobs among many are looked for so far and no further: then the page is short, and
-        `next` leads on from there."""
+        """Newest first. At most `scans_max` statements search for matching jobs: the page may then be short, and `next`
+        continues from there."""
         if not 1 <= most <= PAGE_MAX:
-            raise InvalidInput(f"{most} is no number of jobs to list: give 1 to {PAGE_MAX}.")
-        wanted = wanted or JobFilter()
-        shows = await self._show_ids(wanted)
+            raise InvalidInput(f"{most} is not a valid page size: use 1 to {PAGE_MAX}.")
+        filter_ = filter_ or JobFilter()
+        shows = await self._show_ids(filter_)
         items: list[JobSummary] = []
-        window = most + 1 if wanted.is_unfiltered else max(most + 1, FIRST_SCAN_JOBS)
-        for _ in range(looks):
-            rows = await self.database.rows(LIST, shows, *wanted.arguments(), after, window, most + 1 - len(items))
+        window = most + 1 if filter_.is_unfiltered else max(most + 1, FIRST_SCAN_JOBS)
+        for _ in range(scans_max):
+            rows = await self.database.rows(LIST, shows, *filter_.arguments(), after, window, most + 1 - len(items))
             *found, rest = rows
             items += [_job_summary(row) for row in found]
             if len(items) > most:
@@ -245,21 +250,21 @@ class JobQueries:
             window = SCAN_JOBS_MAX
         return JobPage(items, after)
 
-    async def _show_ids(self, wanted: JobFilter) -> builtins.list[UUID] | None:
-        if wanted.show is None:
-            return None if wanted.shows is None else sorted(wanted.shows)
-        of = await self.database.value(SHOW, wanted.show)
-        if of is None:
-            raise NotFound(f"There is no show {wanted.show[:64]!r}: `rota show list` shows those there are.")
-        return [of]
+    async def _show_ids(self, filter_: JobFilter) -> builtins.list[UUID] | None:
+        if filter_.show is None:
+            return None if filter_.shows is None else sorted(filter_.shows)
+        show_id = await self.database.value(SHOW, filter_.show)
+        if show_id is None:
+            raise NotFound(f"There is no show {filter_.show[:64]!r}: `rota show list` lists all shows.")
+        return [show_id]
 
     async def frame_ends(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> FrameEnds:
-        """What frames returned or why they failed, from `frame` on; frames as the queue numbers them."""
+        """Results and failures of frames from `frame` on; queue numbers."""
         rows = await self.database.rows(FRAME_ENDS, layer, frame, most)
         return [FrameEnd(**{**dict(row.items()), "state": FrameState(row["state"])}) for row in rows]
 
     async def artifacts(self, layer: LayerId, *, frame: int = 0, most: int = 100) -> FrameArtifacts:
-        """What frames have left, from `frame` on and of `most` frames at most; frames as the queue numbers them."""
+        """Artifacts of at most `most` frames from `frame` on; queue numbers."""
         kept: FrameArtifacts = []
         for row in await self.database.rows(ARTIFACTS, layer, frame, most):
             for pointer, name in map(parse_artifact, row["artifacts"]):
@@ -269,16 +274,17 @@ class JobQueries:
     async def withheld_outputs(
         self, layer: LayerId, *, frame: int = 0, most: int = 100, file: str | None = None
     ) -> dict[int, str]:
-        """Frames whose outputs nobody may read now, with how: `rota.model.policy.outputs.read_refusal` says what to do.
+        """Frames whose outputs are withheld, with the restriction; `rota.model.policy.outputs.read_refusal` explains
+        it.
 
-        With `file`, a pointer, those that left it.
+        With `file`, a pointer: only frames with that artifact.
         """
         return {
             row["frame"]: row["output"] for row in await self.database.rows(WITHHELD_OUTPUTS, layer, frame, most, file)
         }
 
     async def artifact_totals(self, layers: Sequence[LayerId]) -> tuple[int, int]:
-        """How many files frames of these layers have left, and how many bytes that are."""
+        """Number and total bytes of the artifacts of these layers."""
         row = await self.database.row(ARTIFACTS_SUM, list(layers))
         return (row["files"], row["bytes"]) if row is not None else (0, 0)
 
@@ -292,7 +298,7 @@ class JobQueries:
         pointer: str | None = None,
         on: Transaction | None = None,
     ) -> bool:
-        """Replace what an attempt returned; False, with nothing changed, when that attempt is not the frame's last."""
+        """Replace the result of an attempt; False, with nothing changed, when it is not the frame's last attempt."""
         return bool(await (on or self.database).run(REPLACE_RESULT, layer, frame, token, value, pointer))
 
 
@@ -320,18 +326,18 @@ def _job_view(row: Record, running: dict[UUID, int]) -> JobView:
     return JobView(**columns)
 
 
-def _decode_policy_decision(told: bytes | None) -> PolicyDecisionView | None:
-    return None if told is None else policy_decision_view(msgspec.msgpack.decode(told, type=PolicyDecision))
+def _decode_policy_decision(data: bytes | None) -> PolicyDecisionView | None:
+    return None if data is None else policy_decision_view(msgspec.msgpack.decode(data, type=PolicyDecision))
 
 
-def policy_decision_view(word: PolicyDecision) -> PolicyDecisionView:
+def policy_decision_view(decision: PolicyDecision) -> PolicyDecisionView:
     return PolicyDecisionView(
-        says=word.says,
-        rule=word.rule,
-        snapshot=word.snapshot,
-        reason=word.reason,
-        constraints=msgspec.to_builtins(word.constraints) if word.constraints is not None else {},
-        remediations=word.remediations,
+        says=decision.says,
+        rule=decision.rule,
+        snapshot=decision.snapshot,
+        reason=decision.reason,
+        constraints=msgspec.to_builtins(decision.constraints) if decision.constraints is not None else {},
+        remediations=decision.remediations,
     )
 
 
@@ -343,7 +349,7 @@ def _layer(kept: _LayerRow, running: int, *, live: bool) -> Layer:
     ended = (kept.succeeded, kept.quarantined, kept.failed, kept.timed_out, kept.cancelled, kept.denied)
     counts = {FrameState(state.value): n for state, n in zip(TERMINAL_STATES, ended, strict=True)}
     left = kept.frames - sum(ended) if live else 0
-    # Booked frames are counted a moment later than ended ones.
+    # Bookings are counted a moment later than ends, so the count may exceed the remaining frames.
     counts |= {FrameState.DISPATCHED: min(running, left), FrameState.WAITING: left - min(running, left)}
     return Layer(
         id=kept.id,

@@ -1,15 +1,15 @@
-"""What frames write: heard from workers, kept by the day, read back in order.
+"""Frame logs: received from workers, stored by day, read back in order.
 
-Workers tell pieces past the streams of the bus, and one server hears each; nobody repeats them, so a piece may be lost,
-and its place in the stream shows that. Kept here:
-- bounded memory: at most `BUFFER_BYTES` wait to be written, whatever comes beyond that is dropped and counted;
-- bounded tables: a frame may write `FRAME_BYTES_MAX` per server, a piece may have `PIECE_BYTES_MAX`; days go with their
-  retention (`rota.engine.recovery.retention`);
-- pieces are written in batches. A batch whose outcome is unknown is written again, so pieces may be there twice:
-  reading passes over what it has read.
+Workers publish chunks as core NATS messages, and one server receives each; they are not redelivered, so a chunk may be
+lost, which its offset in the stream reveals. Invariants:
+- bounded memory: at most `BUFFER_BYTES` wait to be written, further chunks are dropped and counted;
+- bounded tables: `FRAME_BYTES_MAX` per frame and server, `CHUNK_BYTES_MAX` per chunk; days are dropped by retention
+  (`rota.engine.recovery.retention`);
+- chunks are written in batches. A batch with an unknown commit outcome is written again, so chunks may be stored twice;
+  readers skip bytes they have read.
 
-A piece belongs to the attempt that its token names, which the queue knows for as long as the turn is in its ring; one
-of an attempt that nobody knows is dropped. If we die, what we had heard and not written is lost.
+A chunk belongs to the attempt of its token, which the queue knows while the claim is in its ring; chunks of unknown
+attempts are dropped. A crash loses chunks received and not yet written.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 CACHE_MAX: Final = 20_000
 OFFSET_END: Final = 2**53
 DEBOUNCE_S: Final = 0.05
-"""Pieces that come within this time are written together."""
+"""Chunks that arrive within this time are written together."""
 RETRY_BACKOFF: Final = Backoff(0.2, 5.0)
 READ_MAX: Final = 1000
 
-STORED_BYTES = metrics.counter("rota_log_bytes", "Bytes of logs that were kept.")
-DROPPED = metrics.counter("rota_log_dropped", "Pieces of logs that were not kept, by why.", labels=("reason",))
+STORED_BYTES = metrics.counter("rota_log_bytes", "Bytes of logs stored.")
+DROPPED = metrics.counter("rota_log_dropped", "Log chunks dropped, by reason.", labels=("reason",))
 
 
 class LogOwner(msgspec.Struct, frozen=True):
-    """Whose log it is."""
+    """The attempt that a log belongs to."""
 
     layer: UUID
     frame: int
-    """As the queue numbers it."""
+    """Its queue number."""
     attempt: int
 
 
 class LogWriter:
-    """Every replica runs it; each piece is heard by one."""
+    """Runs in every replica; each chunk is received by one."""
 
     def __init__(self, database: Database, bus: Bus, *, clock: Clock | None = None) -> None:
         self.database = database
@@ -79,29 +79,29 @@ class LogWriter:
         self._clock = clock or SystemClock()
         self._buffer: deque[LogChunk] = deque()
         self._bytes = 0
-        self._some = asyncio.Event()
-        self._turns: dict[int, LogOwner] = {}
+        self._has_chunks = asyncio.Event()
+        self._owners: dict[int, LogOwner] = {}
         self._written: dict[int, int] = {}
-        """Bytes taken of each frame that is still writing, as far as it is remembered."""
+        """Bytes accepted per token; best effort, since the cache is bounded."""
 
     async def run(self, life: Lifecycle) -> None:
         async with (
-            self.bus.subscribe_core(LOG_SUBJECT, group="rota-servers", most=RECEIVE_QUEUE_MAX) as heard,
+            self.bus.subscribe_core(LOG_SUBJECT, group="rota-servers", most=RECEIVE_QUEUE_MAX) as messages,
             asyncio.TaskGroup() as tasks,
         ):
-            working = [tasks.create_task(self._receive(heard)), tasks.create_task(self._write_loop())]
+            loops = [tasks.create_task(self._receive(messages)), tasks.create_task(self._write_loop())]
             life.ready()
             await life.until_draining()
-            for task in working:
+            for task in loops:
                 task.cancel()
         await self._write_remaining()
 
-    async def _receive(self, heard: asyncio.Queue[CoreMessage]) -> None:
+    async def _receive(self, messages: asyncio.Queue[CoreMessage]) -> None:
         while True:
-            self.enqueue(await heard.get())
+            self.enqueue(await messages.get())
 
     def enqueue(self, message: CoreMessage) -> None:
-        """Have a piece written soon, if there is room for it."""
+        """Buffer a chunk for writing, or drop it."""
         try:
             chunk = decode(LogChunk, message.data)
         except InvalidInput:
@@ -113,7 +113,7 @@ class LogWriter:
         self._buffer.append(chunk)
         self._bytes += len(chunk.data)
         self._count_bytes(chunk)
-        self._some.set()
+        self._has_chunks.set()
 
     def _drop_reason(self, chunk: LogChunk) -> str | None:
         if not 0 <= chunk.token < OFFSET_END or not 0 <= chunk.at < OFFSET_END or not 0 <= chunk.dropped < OFFSET_END:
@@ -132,14 +132,14 @@ class LogWriter:
     async def _write_loop(self) -> None:
         streak = 0
         while True:
-            await self._some.wait()
+            await self._has_chunks.wait()
             await self._clock.sleep(DEBOUNCE_S)
             try:
                 await self.flush()
                 streak = 0
-            except PostgresUnavailable as away:
+            except PostgresUnavailable as error:
                 streak += 1
-                log.warning("logs_wait", reason=away.sentence, waiting=len(self._buffer))
+                log.warning("log_write_failed", reason=error.sentence, waiting=len(self._buffer))
                 await self._clock.sleep(RETRY_BACKOFF.pause_s(streak, 0.5))
 
     async def _write_remaining(self) -> None:
@@ -149,13 +149,13 @@ class LogWriter:
             DROPPED.labels("ended").inc(len(self._buffer))
 
     async def flush(self) -> None:
-        """Write what is there now. Kept until it is written."""
+        """Write the buffer. A chunk stays in it until it is written."""
         while self._buffer:
             batch = self._next_batch()
             await self._write_batch(batch)
             for _ in batch:
                 self._bytes -= len(self._buffer.popleft().data)
-        self._some.clear()
+        self._has_chunks.clear()
 
     def _next_batch(self) -> list[LogChunk]:
         batch: list[LogChunk] = []
@@ -168,14 +168,14 @@ class LogWriter:
         return batch
 
     async def _write_batch(self, batch: Sequence[LogChunk]) -> None:
-        turns = await self._owners_of({chunk.token for chunk in batch})
-        known = [(chunk, turns[chunk.token]) for chunk in batch if chunk.token in turns]
+        owners = await self._owners_of({chunk.token for chunk in batch})
+        known = [(chunk, owners[chunk.token]) for chunk in batch if chunk.token in owners]
         if known:
             await self.database.run(
                 ADD,
-                [turn.layer for _, turn in known],
-                [turn.frame for _, turn in known],
-                [turn.attempt for _, turn in known],
+                [owner.layer for _, owner in known],
+                [owner.frame for _, owner in known],
+                [owner.attempt for _, owner in known],
                 [chunk.token for chunk, _ in known],
                 [chunk.stream for chunk, _ in known],
                 [chunk.at for chunk, _ in known],
@@ -187,33 +187,33 @@ class LogWriter:
         STORED_BYTES.inc(sum(len(chunk.data) for chunk, _ in known))
 
     async def _owners_of(self, tokens: set[int]) -> dict[int, LogOwner]:
-        unknown = sorted(tokens.difference(self._turns))
+        unknown = sorted(tokens.difference(self._owners))
         if unknown:
-            if len(self._turns) >= CACHE_MAX:
-                self._turns.clear()
+            if len(self._owners) >= CACHE_MAX:
+                self._owners.clear()
                 unknown = sorted(tokens)
             for row in await self.database.rows(LOOKUP_TOKENS, *masks_of(unknown)):
-                self._turns[row["token"]] = LogOwner(row["layer_id"], row["frame"], row["attempt"])
-        return {token: self._turns[token] for token in tokens if token in self._turns}
+                self._owners[row["token"]] = LogOwner(row["layer_id"], row["frame"], row["attempt"])
+        return {token: self._owners[token] for token in tokens if token in self._owners}
 
 
 class LogSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that a stream wrote from place `at` on."""
+    """Bytes of a stream from offset `at` on."""
 
     attempt: int
     stream: Stream
     at: int
     data: bytes
     dropped: int = 0
-    """So many bytes right before it were too many to be kept."""
+    """Bytes right before it that exceeded the limits."""
     lost: int = 0
-    """So many bytes right before it are not there for any other reason: they may still come, or never will."""
+    """Bytes right before it that are missing for another reason: they may still arrive, or are lost."""
     last: bool = False
-    """Nothing follows in this stream."""
+    """End of this stream."""
 
 
 class LogReader:
-    """Reading back what frames wrote."""
+    """Reads frame logs."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -230,19 +230,19 @@ class LogReader:
         after: int = 0,
         most: int = 100,
     ) -> list[LogSegment]:
-        """What a frame wrote, stream by stream, each in its order; of its last attempt unless one is named.
+        """The log of a frame, stream by stream, each in order; of its last attempt unless one is given.
 
-        Without a frame or a layer the first one is meant. To go on reading a stream name it, with `after` the place
-        behind the last byte read.
+        Without a frame or layer: the first one. To continue a stream, name it and pass as `after` the offset behind the
+        last byte read.
         """
         if not 1 <= most <= READ_MAX:
-            raise InvalidInput(f"{most} is no number of pieces to read: give 1 to {READ_MAX}.")
+            raise InvalidInput(f"{most} is not a valid number of segments: use 1 to {READ_MAX}.")
         found = await self._jobs.get(job)
         pk_layer, place = _locate_frame(found, layer, frame)
         rows = await self.database.rows(READ, pk_layer, place, attempt, stream, max(after, 0), most)
         if not rows:
-            kept = await self._jobs.withheld_outputs(pk_layer, frame=place, most=1)
-            check_readable(kept.get(place), found.id, found.frame_number(pk_layer, place))
+            withheld = await self._jobs.withheld_outputs(pk_layer, frame=place, most=1)
+            check_readable(withheld.get(place), found.id, found.frame_number(pk_layer, place))
         return _to_segments(rows, after if stream is not None else 0)
 
 
@@ -259,27 +259,27 @@ def _locate_frame(job: JobView, name: str | None, frame: int | None) -> tuple[La
 
 
 def _to_segments(rows: Sequence[Record], after: int) -> list[LogSegment]:
-    """Rows in order as pieces that do not overlap; what is missing between two is told."""
-    pieces: list[LogSegment] = []
+    """Rows in order as segments that do not overlap; missing bytes are counted in the next segment."""
+    segments: list[LogSegment] = []
     ends = dict.fromkeys(STREAMS, after)
     for row in rows:
         stream: Stream = row["stream"]
         at, data = row["at"], bytes(row["data"])
-        seen = max(0, ends[stream] - at)
-        if seen >= len(data) and not row["last"]:
+        read = max(0, ends[stream] - at)
+        if read >= len(data) and not row["last"]:
             continue
         missing = max(0, at - ends[stream])
         dropped = min(row["dropped"], missing)
         ends[stream] = max(ends[stream], at + len(data))
-        pieces.append(
+        segments.append(
             LogSegment(
                 attempt=row["attempt"],
                 stream=stream,
-                at=at + min(seen, len(data)),
-                data=data[seen:],
+                at=at + min(read, len(data)),
+                data=data[read:],
                 dropped=dropped,
                 lost=missing - dropped,
                 last=row["last"],
             )
         )
-    return pieces
+    return segments

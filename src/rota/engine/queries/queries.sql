@@ -1,12 +1,12 @@
 -- name: frames_on_workers
--- What is booked for job $1, the first $2 of it.
+-- Procs of job $1, at most $2.
 SELECT p.token, p.pk_layer, p.pk_host AS worker_id, coalesce(w.str_name, p.pk_host::text) AS worker,
        p.ts_booked AS since
 FROM rota.proc p LEFT JOIN rota.worker w USING (pk_host)
 WHERE p.pk_job = $1::uuid ORDER BY p.token LIMIT $2::integer
 
 -- name: jobs_artifacts
--- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if that succeeded and they may be read.
+-- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if it succeeded and is readable.
 SELECT frame, attempt, artifacts FROM (
   SELECT DISTINCT ON (frame) frame, attempt, state, artifacts, output FROM rota.frame_end
   WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
@@ -16,14 +16,14 @@ WHERE state = 'SUCCEEDED' AND artifacts IS NOT NULL AND rota.output_readable(out
 ORDER BY frame LIMIT $3::int
 
 -- name: jobs_artifacts_sum
--- How many artifacts frames of layers $1 have left, and how many bytes they have.
+-- Number and total bytes of the artifacts of layers $1.
 SELECT count(*) AS files, coalesce(sum(split_part(split_part(word, ' ', 1), ':', 3)::bigint), 0)::bigint AS bytes
 FROM rota.frame_end, unnest(artifacts) AS word
 WHERE pk_layer = ANY ($1::uuid[]) AND state = 'SUCCEEDED' AND word ~ '^(pg|file):[0-9a-f]{64}:[0-9]{1,13} '
 
 -- name: jobs_ends
--- How frames of layer $1 ended, from frame $2 on; attempts that are tried again are no end.
--- What a frame returned and left is there for everybody, or not at all: see rota.model.output.unreadable.
+-- How frames of layer $1 ended, from frame $2 on; retried attempts do not count.
+-- Value and artifacts are readable by everyone or withheld: see rota.model.policy.outputs.read_refusal.
 SELECT DISTINCT ON (frame) frame, attempt, token, state, code, error, took_ms, pk_host AS worker, output,
        CASE WHEN rota.output_readable(output) THEN value END AS value,
        CASE WHEN rota.output_readable(output) THEN value_at END AS value_at,
@@ -33,7 +33,7 @@ FROM rota.frame_end WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT
 ORDER BY frame, attempt DESC, ts_finished DESC LIMIT $3::int
 
 -- name: jobs_get
--- Jobs by id, live or done; one that ends meanwhile is found once.
+-- Jobs by id, live or done; a job that ends meanwhile is found once.
 SELECT j.pk_job AS id, coalesce(s.str_name, j.pk_show::text) AS show, coalesce(f.str_name, j.pk_folder::text) AS folder,
        coalesce(d.str_name, j.pk_dept::text) AS dept, j.str_name AS name, j.topic, j.priority, j.state, j.reason,
        j.labels, j.request, j.workflow_id, j.ts_submitted AS submitted_at, j.ts_deadline AS deadline_at,
@@ -54,7 +54,7 @@ LEFT JOIN rota.show s USING (pk_show) LEFT JOIN rota.folder f USING (pk_folder) 
 LEFT JOIN rota.policy_word w USING (word)
 
 -- name: jobs_kept
--- Frames of layer $1, from frame $2 on, whose outputs are kept back, at most $3; with $4, those that left that file.
+-- Frames of layer $1, from frame $2 on, whose outputs are withheld, at most $3; with $4, those with that artifact.
 SELECT frame, output FROM (
   SELECT DISTINCT ON (frame) frame, output, artifacts FROM rota.frame_end
   WHERE pk_layer = $1::uuid AND frame >= $2::int AND state NOT IN ('RETRIED', 'RETURNED')
@@ -65,9 +65,9 @@ WHERE NOT rota.output_readable(output)
 ORDER BY frame LIMIT $3::int
 
 -- name: jobs_list
--- Of the $8 newest jobs before id $7, the first $9 that agree with the filters.
--- A last row without an id says in `before` how far back was looked; null when nothing is left.
--- Filters, null for any: shows $1, state $2, topic $3, reason $4, label $5 of the value $6.
+-- Of the $8 newest jobs before id $7, the first $9 that match the filters.
+-- A last row without an id has in `before` where the scan ended; null at the end of the list.
+-- Filters, null for any: shows $1, state $2, topic $3, reason $4, label $5 with value $6.
 WITH looked AS MATERIALIZED (
   SELECT * FROM rota.jobs_before($1::uuid[], $7::uuid, $8::int)
 ), agreeing AS MATERIALIZED (
@@ -97,29 +97,29 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
 ORDER BY 1 DESC NULLS LAST
 
 -- name: jobs_running
--- How many frames of each layer of job $1 are booked now.
+-- Booked frames of each layer of job $1.
 SELECT pk_layer, count(*) AS frames FROM rota.proc WHERE pk_job = $1::uuid GROUP BY pk_layer
 
 -- name: jobs_show
--- The id of the show called $1.
+-- The id of the show named $1.
 SELECT pk_show FROM rota.show WHERE str_name = $1::text
 
 -- name: jobs_swap
--- Put another result in the place of what attempt $3 of frame $2 of layer $1 returned, if it is still that attempt's.
+-- Replace the result of attempt $3 of frame $2 of layer $1, if that is still the last attempt.
 UPDATE rota.frame_end SET value = $4::bytea, value_at = $5::text
 WHERE pk_layer = $1::uuid AND frame = $2::int AND token = $3::bigint
   AND NOT EXISTS (SELECT FROM rota.frame_end later
                   WHERE later.pk_layer = $1 AND later.frame = $2 AND later.attempt > frame_end.attempt)
 
 -- name: logs_add
--- Keep what frames wrote.
+-- Store log chunks.
 INSERT INTO rota.frame_log (pk_layer, frame, attempt, token, stream, at, dropped, data, last)
 SELECT * FROM unnest($1::uuid[], $2::integer[], $3::smallint[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
                      $8::bytea[], $9::boolean[])
 
 -- name: logs_read
--- Pieces, at most $6, of what frame $2 of layer $1 wrote, reaching beyond place $5.
--- Of attempt $3 (null: its last that wrote anything), in stream $4 (null: all of them). None while its output is kept back.
+-- Log chunks, at most $6, of frame $2 of layer $1 that reach beyond offset $5; of attempt $3 (null: the last with a
+-- log), in stream $4 (null: all of them). No rows while the output is withheld.
 SELECT g.attempt, g.stream, g.at, g.dropped, g.data, g.last FROM rota.frame_log g
 WHERE g.pk_layer = $1::uuid AND g.frame = $2::integer AND ($4::text IS NULL OR g.stream = $4)
   AND (g.at + length(g.data) > $5::bigint OR g.last)
@@ -130,12 +130,12 @@ WHERE g.pk_layer = $1::uuid AND g.frame = $2::integer AND ($4::text IS NULL OR g
 ORDER BY g.stream, g.at, length(g.data) DESC LIMIT $6::integer
 
 -- name: queues_owned
--- Whose frames wait in which queue, and of which topic.
+-- Show and topic of each queue.
 SELECT q.queue, q.pk_show, s.str_name AS show, c.topic
 FROM rota.queue_class q JOIN rota.show s USING (pk_show) JOIN rota.placement_class c USING (class_id)
 
 -- name: workers_list
--- Workers that are up, or all that are kept ($1), with what is booked on each.
+-- Workers that are up, or all that are stored ($1), with their procs.
 SELECT w.pk_host AS id, w.str_name AS name, w.pool, w.state, w.hello, w.ts_up AS up_at, w.ts_ended AS ended_at,
        coalesce(p.frames, 0)::bigint AS frames, coalesce(p.cores, 0)::bigint AS cores,
        coalesce(p.gpus, 0)::bigint AS gpus, coalesce(p.memory_mb, 0)::bigint AS memory_mb,

@@ -1,4 +1,4 @@
-"""Queues as people see them: whose they are, and how many frames are where."""
+"""Queues with their owners and exact frame counts; pause and resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUEUE_OWNERS = query(__package__, "queues_owned")
 
 
 class QueueOwner(msgspec.Struct, frozen=True):
-    """Those that nobody owns were not made by submitting jobs."""
+    """The show and topic of a queue. Queues without an owner were not created by submitting jobs."""
 
     show: ShowId
     name: str
@@ -34,15 +34,15 @@ async def queue_views(queue: Queue) -> dict[str, tuple[QueueView, QueueOwner | N
     found: dict[str, tuple[QueueView, QueueOwner | None]] = {}
     for info in await queue.queues():
         owner, count = owned.get(info.queue), counts.get(info.queue, QueueCounts())
-        about = QueueView(queue=info.queue, paused=info.paused, **msgspec.structs.asdict(count))
+        view = QueueView(queue=info.queue, paused=info.paused, **msgspec.structs.asdict(count))
         if owner is not None:
-            about = msgspec.structs.replace(about, show=owner.name, topic=owner.topic)
-        found[info.queue] = (about, owner)
+            view = msgspec.structs.replace(view, show=owner.name, topic=owner.topic)
+        found[info.queue] = (view, owner)
     return found
 
 
 async def set_paused(queue: Queue, name: str, actor: str, *, paused: bool) -> bool:
-    """Whether that changed anything; what runs goes on. In the audit trail under the name of `actor`."""
+    """Pause or resume a queue, audited as `actor`; False if unchanged. Running frames continue."""
     infos = await queue.queues([name])
     if infos and infos[0].paused is paused:
         return False

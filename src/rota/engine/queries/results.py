@@ -1,7 +1,7 @@
-"""What became of a job's frames, in pages: what they returned, or why they failed.
+"""Results of a job's frames in pages: return values, or failures.
 
-A page is cut where its values become too large, and goes on from there. A frame that succeeded and returned nothing has
-no outcome.
+A page ends early when its values become too large, and the next one continues there. A frame that succeeded without a
+return value has no result.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _FRAME_LAST: Final = 2**31
 class FrameResult(msgspec.Struct, frozen=True, kw_only=True):
     layer: str
     number: int
-    """Of its layer in the job."""
+    """Number of its layer in the job."""
     place: int
-    """Of the frame in its layer, from 0 on."""
+    """Index of the frame in its layer, from 0."""
     frame: int
-    """Its number, as it was submitted."""
+    """Frame number, as submitted."""
     attempt: int
     state: FrameState
     value: Any = None
     raw: bytes | None = None
-    """What it returned as msgpack, where that cannot be written as JSON."""
+    """The return value as msgpack, where it cannot be encoded as JSON."""
     code: str | None = None
     error: str | None = None
     problem: str | None = None
-    """Why the value cannot be told."""
+    """Why the value is missing."""
     output: str | None = None
-    """held, quarantined: the policy keeps it back; redacted: it is not as the frame left it."""
+    """held, quarantined: the policy withholds it; redacted: it was changed."""
     took_ms: int = 0
 
 
@@ -57,7 +57,7 @@ class FrameResultReader:
     async def page(
         self, job: JobView, *, after: str | None = None, most: int = 100, frame: int | None = None
     ) -> FrameResultPage:
-        """From the cursor `after` of the page before; of one frame where that is named."""
+        """The page at the cursor `after`; of one frame if `frame` is given."""
         items: list[FrameResult] = []
         size = 0
         begin = _parse_cursor(after)
@@ -79,15 +79,15 @@ class FrameResultReader:
             only = None if frame is None else layer.frames.queue_number(frame)
             if frame is not None and (only is None or only < first):
                 continue
-            asked = {"frame": first, "most": most} if only is None else {"frame": only, "most": 1}
-            for end in await self._jobs.frame_ends(layer.id, **asked):
+            arguments = {"frame": first, "most": most} if only is None else {"frame": only, "most": 1}
+            for end in await self._jobs.frame_ends(layer.id, **arguments):
                 if only is None or end.frame == only:
                     yield layer, end
 
     async def _value(self, job: JobView, layer: Layer, end: FrameEnd) -> tuple[bytes | None, str | None]:
-        refused = read_refusal(end.output, job.id, layer.frames.number(end.frame))
-        if refused is not None:
-            return None, refused.sentence
+        refusal = read_refusal(end.output, job.id, layer.frames.number(end.frame))
+        if refusal is not None:
+            return None, refusal.sentence
         if end.value_at is None:
             return end.value, None
         try:
@@ -134,4 +134,4 @@ def _parse_cursor(text: str | None) -> tuple[int, int]:
         numbers = int(layer[:10]), int(frame[:10])
         if max(numbers) < _FRAME_LAST:
             return numbers
-    raise InvalidInput(f"{text[:40]!r} leads to no page: give `next` of the page before as it is.")
+    raise InvalidInput(f"{text[:40]!r} is not a valid cursor: pass `next` of the previous page unchanged.")

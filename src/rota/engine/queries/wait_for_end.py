@@ -1,7 +1,7 @@
-"""Waiting for jobs or runs to end, for many who wait at once: one question to PostgreSQL for all of them, now and then.
+"""Waits for jobs or runs to end: one shared poll of PostgreSQL for any number of waiters.
 
-Jobs that end by way of this process are known at once; those of other replicas at the next look. Nothing is kept for
-whom nobody waits. While PostgreSQL is away those who wait go on waiting, each for as long as it said.
+Jobs that this process ends are noticed immediately; those of other replicas at the next poll. Nothing is stored for
+jobs without waiters. While PostgreSQL is unavailable waiters keep waiting, each until its own timeout.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from rota.model.ids import JobId
 
 POLL_INTERVAL_S: Final = 0.1
 MAX_BATCH: Final = 1000
-"""Jobs that are asked about at once."""
+"""Ids per statement."""
 FindEnded = Callable[[Sequence[UUID]], Awaitable[Collection[UUID]]]
-"""Tells which of these have ended, or are not kept."""
+"""Returns which of these have ended or are no longer retained."""
 
 
 class EndWaiter:
-    def __init__(self, over: FindEnded, clock: Clock | None = None) -> None:
-        self._find = over
+    def __init__(self, find_ended: FindEnded, clock: Clock | None = None) -> None:
+        self._find_ended = find_ended
         self._clock = clock or SystemClock()
         self._waiting: dict[UUID, set[asyncio.Event]] = {}
-        self._some = asyncio.Event()
-        self._over = False
+        self._has_waiters = asyncio.Event()
+        self._draining = False
 
     async def wait_until_ended(self, job: UUID, within_s: float) -> None:
-        """Returns when it has ended or is not kept, when the time is over, or when the server is ending."""
-        told = asyncio.Event()
-        self._waiting.setdefault(job, set()).add(told)
-        self._some.set()
+        """Returns when the job has ended or is gone, at the timeout, or when the server drains."""
+        ended = asyncio.Event()
+        self._waiting.setdefault(job, set()).add(ended)
+        self._has_waiters.set()
         try:
-            if not self._over:
+            if not self._draining:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(within_s):
-                        await told.wait()
+                        await ended.wait()
         finally:
-            self._remove_waiter(job, told)
+            self._remove_waiter(job, ended)
 
     def jobs_ended(self, ends: Sequence[JobEnd]) -> None:
         """For `Finisher.listeners`."""
@@ -54,49 +54,49 @@ class EndWaiter:
             self._notify(end.job)
 
     async def run(self, life: Lifecycle) -> None:
-        looking = asyncio.create_task(self._poll_loop(), name="watch")
+        poll_task = asyncio.create_task(self._poll_loop(), name="watch")
         try:
             life.ready()
             await life.until_draining()
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
-            self._over = True
+            poll_task.cancel()
+            await asyncio.wait([poll_task])
+            self._draining = True
             for job in list(self._waiting):
                 self._notify(job)
 
     async def _poll_loop(self) -> None:
         while True:
-            await self._some.wait()
+            await self._has_waiters.wait()
             with suppress(PostgresUnavailable):
                 await self.poll()
             if not self._waiting:
-                self._some.clear()
+                self._has_waiters.clear()
             await self._clock.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> None:
-        asked = list(self._waiting)
-        for first in range(0, len(asked), MAX_BATCH):
-            some = asked[first : first + MAX_BATCH]
-            for job in await self._find(some):
+        ids = list(self._waiting)
+        for first in range(0, len(ids), MAX_BATCH):
+            batch = ids[first : first + MAX_BATCH]
+            for job in await self._find_ended(batch):
                 self._notify(job)
 
     def _notify(self, job: UUID) -> None:
-        for told in self._waiting.get(job, ()):
-            told.set()
+        for ended in self._waiting.get(job, ()):
+            ended.set()
 
-    def _remove_waiter(self, job: UUID, told: asyncio.Event) -> None:
-        left = self._waiting[job]
-        left.discard(told)
-        if not left:
+    def _remove_waiter(self, job: UUID, ended: asyncio.Event) -> None:
+        waiters = self._waiting[job]
+        waiters.discard(ended)
+        if not waiters:
             del self._waiting[job]
 
 
 def ended_jobs_finder(database: Database) -> FindEnded:
     jobs = JobQueries(database)
 
-    async def over(asked: Sequence[UUID]) -> list[UUID]:
-        states = await jobs.states([JobId(job) for job in asked])
-        return [job for job in asked if (state := states.get(JobId(job))) is None or state.terminal]
+    async def find_ended(ids: Sequence[UUID]) -> list[UUID]:
+        states = await jobs.states([JobId(job) for job in ids])
+        return [job for job in ids if (state := states.get(JobId(job))) is None or state.terminal]
 
-    return over
+    return find_ended

@@ -1,7 +1,7 @@
-"""Workers as PostgreSQL knows them: what each said of itself when it came in, and what is booked on it.
+"""Workers as stored in PostgreSQL: their registration, and the procs booked on each.
 
-A worker that fell silent a moment ago still counts as up, until the leader says otherwise. What a machine's processors
-really do, and whether a worker is ending, is known to servers alone (`rota.placement.Registry`).
+A silent worker counts as up until the leader declares it lost. The load of a machine, and whether a worker is draining,
+is known only to servers (`rota.placement.WorkerRegistry`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIST_WORKERS = query(__package__, "workers_list")
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as it introduced itself, with what is booked on it. Cores in hundredths."""
+    """A worker as it registered, with its procs. Cores in hundredths."""
 
     id: UUID
     name: str
@@ -38,22 +38,22 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
 
     def to_placement_worker(self) -> WorkerInfo:
-        """As placement looks at it; its load is not known here."""
-        hello = self.hello
+        """The worker for placement; its load is unknown here."""
+        register = self.hello
         worker = WorkerInfo(self.id, self.name, self.pool, 0.0)
-        beat = Heartbeat(
+        heartbeat = Heartbeat(
             worker=self.id,
             name=self.name,
             pool=self.pool,
             number=0,
-            slots=hello.slots,
-            cores=hello.cores,
-            gpus=hello.gpus,
-            memory_mb=hello.memory_mb,
-            labels=hello.labels,
-            capabilities=(*hello.capabilities, *(f"{TASK_CAPABILITY_PREFIX}{name}" for name in hello.tasks)),
+            slots=register.slots,
+            cores=register.cores,
+            gpus=register.gpus,
+            memory_mb=register.memory_mb,
+            labels=register.labels,
+            capabilities=(*register.capabilities, *(f"{TASK_CAPABILITY_PREFIX}{name}" for name in register.tasks)),
         )
-        worker.apply_heartbeat(beat, Limits())
+        worker.apply_heartbeat(heartbeat, Limits())
         worker.reserve(Resources(0, 0, 0), self.frames)
         worker.reserved_cores, worker.reserved_gpus = self.cores, self.gpus
         worker.reserved_memory_mb = self.memory_mb
@@ -69,7 +69,7 @@ async def worker_records(database: Database, *, everyone: bool = False) -> list[
 
 
 async def load_registry(database: Database) -> WorkerRegistry:
-    """Where frames could go, for a process that hears no worker."""
+    """A placement registry for processes that receive no heartbeats."""
     registry = WorkerRegistry()
     registry.set_routes(await RouteStore(database).read())
     for worker in await worker_records(database):

@@ -293,9 +293,9 @@ async def test_a_rare_job_is_found_by_following_pages_that_look_only_so_far(subm
     monkeypatch.setattr("rota.engine.queries.jobs.FIRST_SCAN_JOBS", 2)
     monkeypatch.setattr("rota.engine.queries.jobs.SCAN_JOBS_MAX", 3)
     [rare, *_] = await submitter.submit([task(topic="rare"), *(task() for _ in range(12))])
-    page = await jobs.list(JobFilter(topic="rare"), most=1, looks=2)
+    page = await jobs.list(JobFilter(topic="rare"), most=1, scans_max=2)
     assert page.items == []
     looked = 0
     while not page.items:
-        page, looked = await jobs.list(JobFilter(topic="rare"), after=page.next, most=1, looks=2), looked + 1
+        page, looked = await jobs.list(JobFilter(topic="rare"), after=page.next, most=1, scans_max=2), looked + 1
     assert ([line.id for line in page.items], looked) == ([rare.job], 2)
