@@ -1,8 +1,8 @@
-"""Which replicas live, and so which workers each of them feeds.
+"""Cluster membership: which replicas are alive, and which workers each of them dispatches to.
 
-Every replica says once a second that it lives, and hears the others. A worker is fed by one of them (rendezvous hashing
-over the names heard lately), so that two rarely fill the same place. For a moment they may disagree: then the worker
-refuses what is too much, and nothing else depends on it.
+Every replica sends a heartbeat each second and receives those of the others. A worker is owned by one replica
+(rendezvous hashing over the live names), so that two rarely fill the same slots. They may disagree briefly: the worker
+then refuses what exceeds its slots, and nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ class ClusterMembership:
         self.bus = bus
         self.name = name or replica_name()
         self._clock = clock or SystemClock()
-        self._heard: dict[str, float] = {}
+        self._last_heartbeat: dict[str, float] = {}
         self._present: list[str] = [self.name]
         self.on_change: Callable[[], None] = _ignore
-        """Called when a replica came or went."""
+        """Called when a replica joined or left."""
         self.hears_itself_since: float | None = None
-        """Since when we hear ourselves without a gap: who does not can judge nobody else's silence."""
+        """Since when our own heartbeats arrive without a gap; without them, silence of others means nothing."""
 
     def owns_worker(self, worker: UUID) -> bool:
         return owns_worker(self.name, worker, self._present)
 
     def live_replicas(self) -> list[str]:
-        """Replicas heard lately; ourselves in any case."""
+        """Replicas with a recent heartbeat; always includes this one."""
         now = self._clock.monotonic()
-        lately = {name for name, at in self._heard.items() if now - at < HEARTBEAT_TIMEOUT_S}
-        return sorted(lately | {self.name})
+        recent = {name for name, at in self._last_heartbeat.items() if now - at < HEARTBEAT_TIMEOUT_S}
+        return sorted(recent | {self.name})
 
     def is_isolated(self) -> bool:
-        """Whether our own voice has not come back lately."""
-        return self._clock.monotonic() - self._heard.get(self.name, float("-inf")) > 2.5 * HEARTBEAT_INTERVAL_S
+        """Whether our own heartbeats have stopped arriving."""
+        return self._clock.monotonic() - self._last_heartbeat.get(self.name, float("-inf")) > 2.5 * HEARTBEAT_INTERVAL_S
 
     async def run(self, life: Lifecycle) -> None:
-        async with self.bus.subscribe_core(SUBJECT) as heard, asyncio.TaskGroup() as tasks:
-            speaking = tasks.create_task(self._send_heartbeats())
-            hearing = tasks.create_task(self._receive_heartbeats(heard))
+        async with self.bus.subscribe_core(SUBJECT) as messages, asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(self._send_heartbeats())
+            receiver = tasks.create_task(self._receive_heartbeats(messages))
             life.ready()
             await life.until_draining()
-            speaking.cancel()
-            hearing.cancel()
+            sender.cancel()
+            receiver.cancel()
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -68,13 +68,13 @@ class ClusterMembership:
             self._refresh()
             await self._clock.sleep(HEARTBEAT_INTERVAL_S)
 
-    async def _receive_heartbeats(self, heard: asyncio.Queue[CoreMessage]) -> None:
+    async def _receive_heartbeats(self, messages: asyncio.Queue[CoreMessage]) -> None:
         while True:
-            message = await heard.get()
+            message = await messages.get()
             self.receive_heartbeat(message.data)
 
     def receive_heartbeat(self, data: bytes) -> None:
-        """Somebody says its name. What cannot be one is passed over: nobody would feed the workers it was given."""
+        """Record a heartbeat. Invalid names are ignored: workers assigned to them would have no dispatcher."""
         name = data.decode(errors="replace")
         if 0 < len(name) <= NAME_MAX and name.isprintable() and "\ufffd" not in name:
             self._record_heartbeat(name)
@@ -83,13 +83,13 @@ class ClusterMembership:
         now = self._clock.monotonic()
         if name == self.name and (self.hears_itself_since is None or self.is_isolated()):
             self.hears_itself_since = now
-        self._heard[name] = now
+        self._last_heartbeat[name] = now
         if name not in self._present:
             self._refresh()
 
     def _refresh(self) -> None:
         present = self.live_replicas()
-        self._heard = {name: self._heard[name] for name in present if name in self._heard}
+        self._last_heartbeat = {name: self._last_heartbeat[name] for name in present if name in self._last_heartbeat}
         if present != self._present:
             self._present = present
             self.on_change()

@@ -1,8 +1,8 @@
-"""Where workers come in: a worker that says hello is written down, and knows from then on who it is.
+"""Worker registration: stores a worker that registers, and assigns its id.
 
-A worker is one incarnation: a process that starts again, or was lost and comes back, is another one. Its id is in every
-proc it runs, so what an old incarnation still says is refused. A hello whose answer is lost is said again; the row of
-the first try is a worker that nobody ever hears, and is lost like any other.
+An id stands for one worker session: a process that restarts, or that was lost and returns, gets a new id. Every proc
+has the id of its worker, so results of an old session are refused. A worker whose reply is lost registers again; the
+row of the first try never sends a heartbeat, and is declared lost like any other.
 """
 
 from __future__ import annotations
@@ -47,53 +47,57 @@ class WorkerRegistration:
         self._heartbeat_s = heartbeat_s
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
-        self.on_came: Callable[[UUID, Register], None] = _ignore
+        self.on_registered: Callable[[UUID, Register], None] = _ignore
 
     async def run(self, life: Lifecycle) -> None:
         async with (
-            self.bus.subscribe_core(HANDSHAKE_SUBJECT, group="rota-servers") as heard,
+            self.bus.subscribe_core(HANDSHAKE_SUBJECT, group="rota-servers") as requests,
             asyncio.TaskGroup() as tasks,
         ):
-            opening = tasks.create_task(self._serve_requests(heard))
+            server = tasks.create_task(self._serve_requests(requests))
             life.ready()
             await life.until_draining()
-            opening.cancel()
+            server.cancel()
 
-    async def _serve_requests(self, heard: asyncio.Queue[CoreMessage]) -> None:
+    async def _serve_requests(self, requests: asyncio.Queue[CoreMessage]) -> None:
         while True:
-            question = await heard.get()
+            request = await requests.get()
             try:
-                welcome = await self.register(decode(Register, question.data))
+                reply = await self.register(decode(Register, request.data))
             except InvalidInput as error:
-                welcome = Registered(refusal=error.sentence)
+                reply = Registered(refusal=error.sentence)
             except PostgresUnavailable:
-                continue  # it asks again
+                continue  # the worker retries
             try:
-                await self.bus.respond(question, encode(welcome))
+                await self.bus.respond(request, encode(reply))
             except NatsUnavailable:
-                log.info("hello_not_answered")
+                log.info("registration_reply_failed")
 
-    async def register(self, hello: Register) -> Registered:
-        _check(hello)
+    async def register(self, register: Register) -> Registered:
+        _check(register)
         worker = uuid7(self._clock.now_ms(), os.urandom(ENTROPY_BYTES))
-        if not await self.database.rows(ADD_WORKER, worker, hello.name, hello.pool, msgspec.msgpack.encode(hello)):
-            raise InvalidInput(f"There is no pool {hello.pool!r}: make it with `rota pool create`, or name another.")
-        log.info("worker_came", worker=hello.name, pool=hello.pool, slots=hello.slots)
-        self.on_came(worker, hello)
+        if not await self.database.rows(
+            ADD_WORKER, worker, register.name, register.pool, msgspec.msgpack.encode(register)
+        ):
+            raise InvalidInput(
+                f"There is no pool {register.pool!r}: create it with `rota pool create`, or use another."
+            )
+        log.info("worker_registered", worker=register.name, pool=register.pool, slots=register.slots)
+        self.on_registered(worker, register)
         return Registered(worker, self._heartbeat_s, self._lease_s)
 
 
-def _check(hello: Register) -> None:
-    if not 0 < len(hello.name) <= NAME_MAX or not hello.name.isprintable():
-        raise InvalidInput(f"A worker needs a name of 1 to {NAME_MAX} printable characters.")
-    if not 0 < len(hello.pool) <= NAME_MAX or not hello.pool.isprintable():
-        raise InvalidInput(f"A worker needs a pool of 1 to {NAME_MAX} printable characters.")
-    if not 1 <= hello.slots <= SLOTS_MAX:
-        raise InvalidInput(f"{hello.slots} is no number of places: give 1 to {SLOTS_MAX}.")
-    if min(hello.cores, hello.gpus, hello.memory_mb) < 0:
-        raise InvalidInput("A worker cannot have less than nothing: give cores, gpus and memory_mb from 0 on.")
-    if max(hello.cores, hello.gpus, hello.memory_mb) > RESOURCE_MAX:
-        raise InvalidInput(f"A worker cannot have so much: give cores, gpus and memory_mb up to {RESOURCE_MAX}.")
+def _check(register: Register) -> None:
+    if not 0 < len(register.name) <= NAME_MAX or not register.name.isprintable():
+        raise InvalidInput(f"The worker's name is not valid: use 1 to {NAME_MAX} printable characters.")
+    if not 0 < len(register.pool) <= NAME_MAX or not register.pool.isprintable():
+        raise InvalidInput(f"The worker's pool is not valid: use 1 to {NAME_MAX} printable characters.")
+    if not 1 <= register.slots <= SLOTS_MAX:
+        raise InvalidInput(f"{register.slots} is not a valid number of slots: use 1 to {SLOTS_MAX}.")
+    if min(register.cores, register.gpus, register.memory_mb) < 0:
+        raise InvalidInput("A worker's resources must not be negative: use cores, gpus and memory_mb from 0 on.")
+    if max(register.cores, register.gpus, register.memory_mb) > RESOURCE_MAX:
+        raise InvalidInput(f"A worker's resources are too large: use cores, gpus and memory_mb up to {RESOURCE_MAX}.")
 
 
 def _ignore(_worker: UUID, _hello: Register) -> None:

@@ -51,7 +51,7 @@ class EventSources:
         state_writer.on_marked = self.on_job_state_changed
         finisher.listeners.append(self.on_jobs_ended)
         finisher.on_dead_letters = self.on_dead_letters
-        registration.on_came = self.on_worker_registered
+        registration.on_registered = self.on_worker_registered
         reconciler.on_worker = self.on_worker_changed
         dead_letters.on_letter = self.on_message_dead_lettered
 
