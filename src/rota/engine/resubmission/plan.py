@@ -1,4 +1,4 @@
-"""A job once more: the plan of a new one out of the rows of an old one. No I/O."""
+"""Builds the submission of a new job from the rows of an old one. No I/O."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rota.model.protocol import to_ranges
 
 RETRY_OF: Final = "retry_of"
 FramesByLayer = dict[UUID, dict[int, bytes | None]]
-"""By layer: frames, as the queue numbers them, each with its item if it has one."""
+"""By layer: queue numbers of frames, each with its item if it has one."""
 
 
 ItemsByLayer = Mapping[int, Sequence[bytes]]
-"""By the number of the layer: what its frames were called with, in their order."""
+"""By layer number: the items of its frames, in their order."""
 
 
 def resubmission_plan(
     layers: Sequence[Record],
-    wanted: FramesByLayer | None,
+    selected: FramesByLayer | None,
     inputs: Mapping[UUID, bytes],
     items: ItemsByLayer | None = None,
 ) -> ValidatedSubmission:
-    """The job of these rows once more: the wanted frames of it, or all of them."""
+    """The submission for the selected frames, or for all of them."""
     job = layers[0]
     if None in (job["show"], job["folder"], job["dept"]):
-        raise InvalidInput(f"The show, folder or department of job {job['pk_job']} is gone: submit it somewhere else.")
+        raise InvalidInput(f"The show, folder or department of job {job['pk_job']} is gone: submit it to another one.")
     details = decode_details(job["request"])
-    chosen = [row for row in layers if wanted is None or row["pk_layer"] in wanted]
-    plans = tuple(_layer_plan(row, _frames(row, wanted, details, items or {}), inputs) for row in chosen)
+    chosen = [row for row in layers if selected is None or row["pk_layer"] in selected]
+    plans = tuple(_layer_plan(row, _frames(row, selected, details, items or {}), inputs) for row in chosen)
     numbers = {row["number"]: at for at, row in enumerate(chosen)}
     return ValidatedSubmission(
         show=job["show"],
@@ -82,28 +82,28 @@ def _layer_plan(row: Record, given: tuple[FrameSet, tuple[bytes, ...]], inputs: 
 
 
 def _frames(
-    row: Record, wanted: FramesByLayer | None, details: SubmissionDetails, items: ItemsByLayer
+    row: Record, selected: FramesByLayer | None, details: SubmissionDetails, items: ItemsByLayer
 ) -> tuple[FrameSet, tuple[bytes, ...]]:
     mapped = row["number"] in details.maps
-    if wanted is not None:
-        return _selected_frames(row, wanted[row["pk_layer"]], mapped=mapped)
+    if selected is not None:
+        return _selected_frames(row, selected[row["pk_layer"]], mapped=mapped)
     given = row["ranges"] or []
     frames = FrameSet(
         row["first_frame"], row["frames"], row["frame_step"], tuple(zip(given[::2], given[1::2], strict=True))
     )
-    kept = tuple(items.get(row["number"], ())) if mapped else ()
-    if mapped and len(kept) != frames.count:
+    stored = tuple(items.get(row["number"], ())) if mapped else ()
+    if mapped and len(stored) != frames.count:
         raise InvalidInput(
-            f"The items of layer {row['layer']} are not kept any more: retry what failed, or submit them again."
+            f"The items of layer {row['layer']} are no longer retained: retry the failed frames, or submit them again."
         )
-    return frames, kept
+    return frames, stored
 
 
 def _selected_frames(
-    row: Record, wanted: Mapping[int, bytes | None], *, mapped: bool
+    row: Record, selected: Mapping[int, bytes | None], *, mapped: bool
 ) -> tuple[FrameSet, tuple[bytes, ...]]:
-    places = sorted(wanted)
-    items = tuple(item for place in places if (item := wanted[place]) is not None) if mapped else ()
+    places = sorted(selected)
+    items = tuple(item for place in places if (item := selected[place]) is not None) if mapped else ()
     return FrameSet(row["first_frame"], len(places), row["frame_step"], tuple(to_ranges(places))), items
 
 

@@ -1,9 +1,9 @@
 -- name: reopen_denied
--- The word by which job $1 was denied; no row when it was not.
+-- The policy decision that denied job $1; no row when it was not denied.
 SELECT word FROM rota.job_done WHERE pk_job = $1::uuid AND state = 'DENIED' LIMIT 1
 
 -- name: reopen_jobs
--- Jobs $1, live or done, with all that is needed to submit them again; a row for each layer.
+-- Jobs $1, live or done, with everything needed to submit them again; a row for each layer.
 SELECT j.pk_job, j.live, s.str_name AS show, f.str_name AS folder, d.str_name AS dept, j.str_name AS name, j.topic,
        j.priority, j.labels, j.request, j.workflow_id, l.pk_layer, l.number, l.str_name AS layer, l.queue, l.work, l.input,
        l.input_at, l.first_frame, l.frame_step, l.ranges, l.frames, c.digest, c.topic AS place_topic, c.requires,
@@ -29,9 +29,9 @@ LEFT JOIN rota.layer_resource lr ON lr.pk_layer = l.pk_layer
 ORDER BY j.pk_job, l.number
 
 -- name: reopen_known
--- Which of the queues $1 are the engine's.
+-- Which of the queues $1 belong to the engine.
 SELECT queue FROM rota.queue_class WHERE queue = ANY ($1::text[])
 
 -- name: reopen_letters
--- Dead letters of frames by what went wrong.
+-- Dead letters of frames by cause.
 SELECT dlq_id AS id FROM rota.dlq_entries WHERE kind = 'frame' AND cause = ANY ($1::text[]) ORDER BY dlq_id

@@ -1,4 +1,4 @@
-"""A denied job in the way its policy suggests: the same work under a safer topic, capability or labels. No I/O."""
+"""Applies a remediation that the policy suggests to a denied job: a safer topic, capability or labels. No I/O."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ REMEDIATION_OF: Final = "remediation_of"
 REMEDIATION_ID: Final = "remediation_id"
 
 
-def select_remediation(word: PolicyDecision | None, wanted: str) -> Remediation:
-    """The remediation of that id; the only one there is, when none is named."""
-    offered = word.remediations if word is not None else ()
-    found = [each for each in offered if each.id == wanted] if wanted else list(offered)
+def select_remediation(decision: PolicyDecision | None, remediation_id: str) -> Remediation:
+    """The remediation with that id; without an id, the only one."""
+    offered = decision.remediations if decision is not None else ()
+    found = [each for each in offered if each.id == remediation_id] if remediation_id else list(offered)
     if len(found) == 1:
         return found[0]
     if not offered:
-        raise InvalidInput("Its policy suggests nothing else: change the job or the policy, and submit it again.")
+        raise InvalidInput("The policy suggests no remediation: change the job or the policy, and submit it again.")
     names = ", ".join(each.id for each in offered)
-    raise InvalidInput(f"Its policy suggests {names}: name one of them.", remediations=names)
+    raise InvalidInput(f"No suggested remediation was selected: choose one of {names}.", remediations=names)
 
 
 def apply_remediation(plan: ValidatedSubmission, remedy: Remediation, old: UUID) -> ValidatedSubmission:
-    """`plan` is the job once more, as it was."""
+    """`plan` is the unchanged submission of the old job."""
     labels: dict[str, str] = msgspec.json.decode(plan.labels) if plan.labels else {}
     kept = {name: value for name, value in labels.items() if name not in (*remedy.remove_labels, RETRY_OF)}
     labels = {**kept, **remedy.add_labels, REMEDIATION_OF: str(old), REMEDIATION_ID: remedy.id}
@@ -51,11 +51,11 @@ def apply_remediation(plan: ValidatedSubmission, remedy: Remediation, old: UUID)
 
 def _remediated_layer(layer: ValidatedLayer, topic: str, labels: dict[str, str]) -> ValidatedLayer:
     tasks = [pair for pair in layer.place.labels if pair[0].startswith(TASK_CONSTRAINT_PREFIX)]
-    asked = [pair for pair in labels.items() if pair[0].startswith(PLACEMENT_LABEL_PREFIXES)]
+    constraints = [pair for pair in labels.items() if pair[0].startswith(PLACEMENT_LABEL_PREFIXES)]
     place: PlacementSpec = replace(
         layer.place,
         topic=topic,
-        labels=tuple(sorted({**dict(asked), **dict(tasks)}.items())),
+        labels=tuple(sorted({**dict(constraints), **dict(tasks)}.items())),
         preferred_pool=labels.get("preferred_pool", ""),
         preferred_worker=labels.get("preferred_worker_id", ""),
     )

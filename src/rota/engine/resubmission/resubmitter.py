@@ -1,12 +1,12 @@
-"""Trying again what has ended: as a new job that is linked to the old one, never by reopening that.
+"""Retries ended work as a new job linked to the old one; an ended job is never reopened.
 
-An end that was recorded stays (ADR 15), so frames that failed cannot go back to their job: it may have ended, and it
-counts them as failed in any case. They are submitted again as a job of their own, with `parent_job_id` and the label
-`retry_of`, everything else as it was: priority, budget, workflow, compensation, environment, caps. It comes to the gate
-like any other. Deadline and max_wait begin anew.
+A recorded end is final (ADR 15), so failed frames cannot return to their job: it may have ended, and counts them as
+failed in any case. They are submitted as a new job with `parent_job_id` and the label `retry_of`, everything else
+unchanged: priority, budget, workflow, compensation, environment, caps. It passes admission like any other. Deadline and
+max_wait start anew.
 
-The rows that are removed are the frames that are submitted, in one transaction: of two who retry the same frame one
-does, and whoever dies in between has done nothing.
+The removed rows are exactly the frames that are submitted, in one transaction: of two concurrent retries of a frame one
+wins, and a crash in between leaves nothing done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BATCHES_MAX: Final = FRAMES_MAX // REMOVE_MAX
 
 
 class RetryResult(msgspec.Struct, frozen=True):
-    """`gone` are the ids of the letters, or the tokens of the failed frames, that were removed."""
+    """`gone`: the removed dead letters (ids) or failed frames (tokens)."""
 
     gone: list[int]
     jobs: list[ResubmitResult]
@@ -55,71 +55,73 @@ class Resubmitter:
         self.queue = queue
         self.submitter = submitter
         self.store = store
-        self.words = DecisionStore(database)
+        self.decision_store = DecisionStore(database)
 
     async def retry_job(
         self, job: JobId, *, every_frame: bool = False, by: str = "", on: Transaction | None = None
     ) -> ResubmitResult:
-        """Failed frames of a job, or all of them; its failed frames and dead letters are settled with that.
+        """Retry the failed frames of a job, or all of them; removes its failed frames and dead letters.
 
-        Whoever asks for it, `by`, submits the new job, and so may not approve it.
+        `by` submits the new job and so may not approve it.
         """
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
-                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
+                raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
             if every_frame and rows[0]["live"]:
-                raise InvalidInput(f"Job {job} has not ended: cancel it, or wait for it, to run all of it again.")
-            letters = await self._dead_letters_of(tx, job)
-            await self._purge(tx, letters)
-            wanted = _frames_by_layer([letter for letter in letters if letter.kind == "frame"])
-            if not every_frame and not wanted:
-                raise InvalidInput(f"Job {job} has no failed frame that is kept: retry all of it, or submit it again.")
-            return await self._submit(tx, rows, None if every_frame else wanted, by)
+                raise InvalidInput(f"Job {job} has not ended: to run all of it again, cancel it or wait for its end.")
+            dead_letters = await self._dead_letters_of(tx, job)
+            await self._purge(tx, dead_letters)
+            frames_by_layer = _frames_by_layer(
+                [dead_letter for dead_letter in dead_letters if dead_letter.kind == "frame"]
+            )
+            if not every_frame and not frames_by_layer:
+                raise InvalidInput(f"Job {job} has no failed frame to retry: retry all of it, or submit it again.")
+            return await self._submit(tx, rows, None if every_frame else frames_by_layer, by)
 
     async def remediate(
         self, job: JobId, remediation: str = "", *, by: str = "", on: Transaction | None = None
     ) -> ResubmitResult:
-        """A denied job as a new one, changed in the way that its policy suggests; its dead letter is settled."""
+        """Resubmit a denied job with a remediation of its policy; removes its dead letter."""
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
-                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
+                raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
             denied = await tx.row(DENIED_JOB, job)
             if denied is None:
-                raise InvalidInput(f"Job {job} was not denied: only what a policy denied has a remedy of it.")
-            words = await self.words.read([denied["word"]], on=tx)
-            remedy = select_remediation(words.get(denied["word"]), remediation)
+                raise InvalidInput(f"Job {job} was not denied: only jobs denied by a policy can be remediated.")
+            decisions = await self.decision_store.read([denied["word"]], on=tx)
+            remedy = select_remediation(decisions.get(denied["word"]), remediation)
             await self._purge(tx, await self._dead_letters_of(tx, job))
             return await self._submit(tx, rows, None, by, remedy)
 
     async def retry_dead_letters(
         self, which: DeadLetterFilter, *, most: int = REMOVE_MAX, by: str = "", on: Transaction | None = None
     ) -> RetryResult:
-        """Frames and jobs among the dead letters, submitted by `by`; those that cannot be run again stay, unless they
-        are named.
+        """Retry frames and jobs among the dead letters, submitted by `by`. Letters that cannot be retried stay; if they
+        were selected by id, that is an error.
 
-        Frames of queues that are not the engine's go back to them as they are.
+        Frames of queues that are not the engine's return to their queue.
         """
         async with self._transaction(on) as tx:
-            letters = [one for one in await _find_dead_letters(tx, which, most) if one.kind in ("frame", "job")]
-            strangers = await _foreign_dead_letters(tx, letters)
-            gone = await self._requeue(tx, strangers)
+            dead_letters = [one for one in await _find_dead_letters(tx, which, most) if one.kind in ("frame", "job")]
+            foreign = await _foreign_dead_letters(tx, dead_letters)
+            removed = await self._requeue(tx, foreign)
             jobs, taken = await self._resubmit(
-                tx, [one for one in letters if one.id not in strangers], by, strict=bool(which.ids)
+                tx, [one for one in dead_letters if one.id not in foreign], by, strict=bool(which.ids)
             )
-        return RetryResult(sorted([*gone, *taken]), jobs)
+        return RetryResult(sorted([*removed, *taken]), jobs)
 
     async def retry_failed(
         self, which: FailedFilter, *, most: int = REMOVE_MAX, by: str = "", on: Transaction | None = None
     ) -> RetryResult:
-        """The same for failed frames that are not among the dead letters; those that are named must all be there."""
+        """Retry failed frames that are not dead letters; all tokens given must exist."""
         async with self._transaction(on) as tx:
             tokens = await self.queue.failed.move_to_dead_letters(which, most=most, on=tx)
             if missing := sorted(set(which.tokens or ()).difference(tokens)):
                 raise InvalidInput(
-                    f"The frame with token {missing[0]} is not a failed one, so nothing was retried: look at what has"
-                    " failed, and name only that.",
+                    f"The frame with token {missing[0]} is not a failed frame, and nothing was retried: list the failed"
+                    " frames, and pass only their tokens.",
                     tokens=missing[:100],
                 )
             rows = await tx.rows(DEAD_LETTERS, [f"token:{token}" for token in tokens])
@@ -130,7 +132,7 @@ class Resubmitter:
         return RetryResult(tokens, retried.jobs)
 
     async def _dead_letters_of(self, tx: Transaction, job: JobId) -> list[DeadLetter]:
-        """Everything that was given up of a job, failed frames among it."""
+        """All dead letters of a job, after its failed frames were moved there."""
         for _ in range(BATCHES_MAX):
             if len(await self.queue.failed.move_to_dead_letters(FailedFilter(job=job), on=tx)) < REMOVE_MAX:
                 break
@@ -139,71 +141,74 @@ class Resubmitter:
             found += await _find_dead_letters(tx, DeadLetterFilter(kind=kind, job=job), FRAMES_MAX)
         return found
 
-    async def _requeue(self, tx: Transaction, strangers: Collection[int]) -> list[int]:
-        if not strangers:
+    async def _requeue(self, tx: Transaction, foreign: Collection[int]) -> list[int]:
+        if not foreign:
             return []
-        return await self.queue.dead_letters.retry(DeadLetterFilter(ids=sorted(strangers)), on=tx)
+        return await self.queue.dead_letters.retry(DeadLetterFilter(ids=sorted(foreign)), on=tx)
 
     async def _resubmit(
-        self, tx: Transaction, letters: Sequence[DeadLetter], by: str, *, strict: bool
+        self, tx: Transaction, dead_letters: Sequence[DeadLetter], by: str, *, strict: bool
     ) -> tuple[list[ResubmitResult], list[int]]:
         by_job: dict[UUID, list[DeadLetter]] = defaultdict(list)
-        for letter in letters:
-            if letter.job is not None:
-                by_job[letter.job].append(letter)
+        for dead_letter in dead_letters:
+            if dead_letter.job is not None:
+                by_job[dead_letter.job].append(dead_letter)
         layers: dict[UUID, list[Record]] = defaultdict(list)
         for row in await tx.rows(JOBS, list(by_job)) if by_job else ():
             layers[row["pk_job"]].append(row)
-        reopened: list[ResubmitResult] = []
-        gone: list[int] = []
+        resubmitted: list[ResubmitResult] = []
+        removed: list[int] = []
         refused: InvalidInput | None = None
-        for job, given in by_job.items():
+        for job, job_letters in by_job.items():
             try:
                 async with tx.savepoint():
-                    one, taken = await self._resubmit_job(tx, job, layers.get(job, []), given, by)
+                    one, taken = await self._resubmit_job(tx, job, layers.get(job, []), job_letters, by)
             except InvalidInput as error:
                 refused = error
                 if strict:
                     raise
                 continue
-            reopened += one
-            gone += taken
-        if refused is not None and not reopened:
+            resubmitted += one
+            removed += taken
+        if refused is not None and not resubmitted:
             raise refused
-        return reopened, gone
+        return resubmitted, removed
 
     async def _resubmit_job(
-        self, tx: Transaction, job: UUID, layers: Sequence[Record], letters: Sequence[DeadLetter], by: str
+        self, tx: Transaction, job: UUID, layers: Sequence[Record], dead_letters: Sequence[DeadLetter], by: str
     ) -> tuple[list[ResubmitResult], list[int]]:
         if not layers:
             raise InvalidInput(
-                f"Job {job} of dead letter {letters[0].id} is not kept any more: submit it again, and purge the letter."
+                f"Job {job} of dead letter {dead_letters[0].id} is no longer retained: submit it again, and purge the"
+                " dead letter."
             )
-        taken = await self._purge(tx, letters)
-        left = [letter for letter in letters if letter.id in taken]
-        if not left:
+        taken = await self._purge(tx, dead_letters)
+        purged = [dead_letter for dead_letter in dead_letters if dead_letter.id in taken]
+        if not purged:
             return [], []
-        whole = any(letter.kind == "job" for letter in left)
-        return [await self._submit(tx, layers, None if whole else _frames_by_layer(left), by)], sorted(taken)
+        whole = any(dead_letter.kind == "job" for dead_letter in purged)
+        return [await self._submit(tx, layers, None if whole else _frames_by_layer(purged), by)], sorted(taken)
 
-    async def _purge(self, tx: Transaction, letters: Sequence[DeadLetter]) -> set[int]:
-        gone: set[int] = set()
-        ids = [letter.id for letter in letters]
+    async def _purge(self, tx: Transaction, dead_letters: Sequence[DeadLetter]) -> set[int]:
+        removed: set[int] = set()
+        ids = [dead_letter.id for dead_letter in dead_letters]
         for at in range(0, len(ids), REMOVE_MAX):
-            gone |= set(await self.queue.dead_letters.purge(DeadLetterFilter(ids=ids[at : at + REMOVE_MAX]), on=tx))
+            removed |= set(await self.queue.dead_letters.purge(DeadLetterFilter(ids=ids[at : at + REMOVE_MAX]), on=tx))
         failpoints.hit("reopen.after_purge")
-        return gone
+        return removed
 
     async def _submit(
         self,
         tx: Transaction,
         layers: Sequence[Record],
-        wanted: FramesByLayer | None,
+        frames_by_layer: FramesByLayer | None,
         by: str = "",
         remedy: Remediation | None = None,
     ) -> ResubmitResult:
         inputs = {row["pk_layer"]: await self.store.get(row["input_at"], on=tx) for row in layers if row["input_at"]}
-        plan = resubmission_plan(layers, wanted, inputs, await self._items(tx, layers[0]) if wanted is None else None)
+        plan = resubmission_plan(
+            layers, frames_by_layer, inputs, await self._items(tx, layers[0]) if frames_by_layer is None else None
+        )
         if by:
             details = msgspec.structs.replace(decode_details(plan.details), principal=by)
             plan = msgspec.structs.replace(plan, details=encode_details(details))
@@ -213,7 +218,7 @@ class Resubmitter:
         return ResubmitResult(layers[0]["pk_job"], submitted.job, sum(layer.frames.count for layer in plan.layers))
 
     async def _items(self, tx: Transaction, job: Record) -> ItemsByLayer:
-        """Of layers that are maps. They are kept from their submission on, so those of a long job may go before it."""
+        """Items of mapped layers. They are retained from submission on, so a long job may outlive them."""
         details = decode_details(job["request"])
         if not details.items_at:
             return {}
@@ -232,20 +237,22 @@ class Resubmitter:
             yield tx
 
 
-def _frames_by_layer(letters: Sequence[DeadLetter]) -> FramesByLayer:
-    wanted: FramesByLayer = defaultdict(dict)
-    for letter in letters:
-        if letter.layer is not None and letter.frame is not None:
-            wanted[letter.layer][letter.frame] = letter.payload
-    return wanted
+def _frames_by_layer(dead_letters: Sequence[DeadLetter]) -> FramesByLayer:
+    frames_by_layer: FramesByLayer = defaultdict(dict)
+    for dead_letter in dead_letters:
+        if dead_letter.layer is not None and dead_letter.frame is not None:
+            frames_by_layer[dead_letter.layer][dead_letter.frame] = dead_letter.payload
+    return frames_by_layer
 
 
 async def _find_dead_letters(tx: Transaction, which: DeadLetterFilter, most: int) -> list[DeadLetter]:
     return [DeadLetter(**dict(row.items())) for row in await tx.rows(FIND, *which.arguments(), 0, most)]
 
 
-async def _foreign_dead_letters(tx: Transaction, letters: Sequence[DeadLetter]) -> set[int]:
-    """Frames that somebody else than the engine has queued."""
-    queues = {letter.queue for letter in letters if letter.kind == "frame"}
+async def _foreign_dead_letters(tx: Transaction, dead_letters: Sequence[DeadLetter]) -> set[int]:
+    """Ids of frames that were not queued by the engine."""
+    queues = {dead_letter.queue for dead_letter in dead_letters if dead_letter.kind == "frame"}
     known = {row["queue"] for row in await tx.rows(ENGINE_QUEUES, list(queues))} if queues else set()
-    return {letter.id for letter in letters if letter.kind == "frame" and letter.queue not in known}
+    return {
+        dead_letter.id for dead_letter in dead_letters if dead_letter.kind == "frame" and dead_letter.queue not in known
+    }
