@@ -1,14 +1,14 @@
-"""Traces of jobs: what became of one, from whoever submitted it to its end, as spans of OpenTelemetry.
+"""Traces of jobs, from submission to end, as OpenTelemetry spans.
 
-    submit        by whoever submits, below its own span if it is in one
+    submit        by the submitter, a child of its own span if there is one
       queue       from the submission until frames were claimed
-      dispatch    from the claim until they were handed to a worker: one for each layer and worker of a batch
-        run       on the worker, until the last frame of that hand-over has ended (`rota.worker.tracing`)
+      dispatch    from the claim until they were assigned to a worker: one for each layer and worker of a batch
+        run       on the worker, until the last frame of that assignment has ended (`rota.worker.tracing`)
       finish      the transaction that ended the job
 
-Whoever submits decides whether a job is traced: the traceparent of `submit` lies in its details, and a job without one
-costs nothing further on. While no SDK is set up (`tracing.on`) nothing here is called and no query is made. Spans tell
-of what was committed, and are lost with the process that has not exported them; nothing is decided by them.
+The submitter decides whether a job is traced: the traceparent of `submit` is stored in its details, and a job without
+one costs nothing further. While no SDK is set up (`tracing.is_enabled`) nothing here is called and no query is made.
+Spans describe committed work and are lost with a process that has not exported them; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TracedSubmission(Protocol):
 
 
 class SubmissionSpans:
-    """Spans around the writing of plans, one for each; `plans` carry their traceparents."""
+    """One span for each plan that is written; `plans` carry their traceparents."""
 
     def __init__(self, plans: Sequence[ValidatedSubmission], parents: Sequence[Context | None] | None = None) -> None:
         self.plans = plans
@@ -64,8 +64,8 @@ class SubmissionSpans:
         return self
 
     def record_submitted(self, submitted: Sequence[TracedSubmission]) -> None:
-        for span, one in zip(self._spans, submitted, strict=False):
-            span.set_attributes({"job": str(one.job), "already": one.already})
+        for span, each in zip(self._spans, submitted, strict=False):
+            span.set_attributes({"job": str(each.job), "already": each.already})
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: TracebackType | None) -> None:
         for span in self._spans:
@@ -73,7 +73,7 @@ class SubmissionSpans:
 
 
 class TracedDispatch(msgspec.Struct, frozen=True):
-    """Frames of one layer that a worker gets in one message."""
+    """Frames of one layer that a worker is assigned in one message."""
 
     job: UUID
     layer: UUID
@@ -97,18 +97,20 @@ class JobTracer:
         self._database = database
         self._layers: dict[UUID, str] = {}
 
-    async def begin_dispatches(self, handed: Sequence[TracedDispatch], since_ns: int) -> list[Span | None]:
-        """Spans of hand-overs that begin now, for each that is traced."""
-        traces = await self._layer_traceparents({one.layer for one in handed})
-        return [_begin_dispatch(one, trace, since_ns) if (trace := traces[one.layer]) else None for one in handed]
+    async def begin_dispatches(self, assignments: Sequence[TracedDispatch], since_ns: int) -> list[Span | None]:
+        """Dispatch spans that begin now; None for jobs that are not traced."""
+        traces = await self._layer_traceparents({each.layer for each in assignments})
+        return [
+            _begin_dispatch(each, trace, since_ns) if (trace := traces[each.layer]) else None for each in assignments
+        ]
 
     async def record_finished(self, ended: Sequence[TracedJobEnd], since_ns: int) -> None:
-        """The ends of those that are traced."""
-        traces = await self._read_traceparents(JOB_TRACES, [one.job for one in ended])
-        for one in ended:
-            if trace := traces.get(one.job):
-                span = tracing.start_span("finish", trace, since_ns=since_ns, job=one.job, state=one.state.value)
-                tracing.end_span(span, "" if one.state is JobState.SUCCEEDED else f"It ended as {one.state.value}.")
+        """Finish spans of the traced jobs."""
+        traces = await self._read_traceparents(JOB_TRACES, [each.job for each in ended])
+        for each in ended:
+            if trace := traces.get(each.job):
+                span = tracing.start_span("finish", trace, since_ns=since_ns, job=each.job, state=each.state.value)
+                tracing.end_span(span, "" if each.state is JobState.SUCCEEDED else f"It ended as {each.state.value}.")
 
     async def _layer_traceparents(self, layers: Iterable[UUID]) -> dict[UUID, str]:
         missing = [layer for layer in layers if layer not in self._layers]
@@ -120,20 +122,20 @@ class JobTracer:
             self._layers |= {layer: found.get(layer, "") for layer in missing}
         return {layer: self._layers[layer] for layer in layers}
 
-    async def _read_traceparents(self, asked: Query, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Without PostgreSQL there are no spans, and all else goes on."""
+    async def _read_traceparents(self, statement: Query, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Without PostgreSQL spans are dropped; nothing else is affected."""
         try:
-            rows = await self._database.rows(asked, list(ids))
+            rows = await self._database.rows(statement, list(ids))
         except PostgresUnavailable:
             return {}
         return {row["id"]: decode_details(row["request"]).trace for row in rows}
 
 
-def _begin_dispatch(one: TracedDispatch, trace: str, since_ns: int) -> Span:
-    if one.attempt == 1:
-        queue = tracing.start_span("queue", trace, since_ns=_submitted_ns(one.job), job=one.job, frames=one.frames)
+def _begin_dispatch(each: TracedDispatch, trace: str, since_ns: int) -> Span:
+    if each.attempt == 1:
+        queue = tracing.start_span("queue", trace, since_ns=_submitted_ns(each.job), job=each.job, frames=each.frames)
         queue.end(since_ns)
-    return tracing.start_span("dispatch", trace, since_ns=since_ns, **msgspec.structs.asdict(one))
+    return tracing.start_span("dispatch", trace, since_ns=since_ns, **msgspec.structs.asdict(each))
 
 
 def end_spans(spans: Iterable[Span | None]) -> None:
@@ -143,7 +145,7 @@ def end_spans(spans: Iterable[Span | None]) -> None:
 
 
 def now_ns() -> int:
-    """As OpenTelemetry tells the time."""
+    """The time in OpenTelemetry's unit."""
     return time.time_ns()
 
 
@@ -160,5 +162,5 @@ def _frame_count(plan: ValidatedSubmission) -> int:
 
 
 def _submitted_ns(job: UUID) -> int:
-    """When it was submitted: the time in its id."""
+    """The submission time, from the job's id (UUIDv7)."""
     return (job.int >> 80) * 1_000_000
