@@ -1,21 +1,23 @@
-"""Outputs on their way out: the look inside, after the frame has ended.
+"""Asynchronous output scans: checks the content of an output after its frame has ended.
 
-Scans are rows, written by the transaction that ends the frame, so none is lost with a process. Any server claims those
-that are due, for `LEASE_S` beyond its budget; what nobody settles by then is claimed again. A verdict takes effect in
-one transaction, which first removes the scan under the number of its claim: of two who looked at the same output one
-finds it gone, and so does a verdict that comes after somebody has released the output. It takes effect on a frame that
+Scans are rows, written by the transaction that ends the frame, so none is lost with a process. Any server claims due
+scans for `LEASE_S` beyond its budget; an unsettled scan is claimed again after that. A verdict takes effect in one
+transaction, which first deletes the scan under the number of its claim: of two scanners of the same output one finds it
+gone, and so does a verdict that arrives after a person released the output. A verdict applies to a frame that
 SUCCEEDED, and is dropped otherwise.
 
-| what is said | the frame | its output |
+| verdict | the frame | its output |
 |---|---|---|
 | ALLOW | stays | is readable |
 | QUARANTINE, DENY | OUTPUT_QUARANTINED, and its job with it if that had SUCCEEDED | is quarantined |
-| REDACT | stays | is replaced; what it was is kept for those who may release it |
-| nothing, in time | as the mode of its topic says | passes; stays held, and is looked at again; is quarantined |
+| REDACT | stays | is replaced; the original is kept for reviewers |
+| none within the budget | as the mode of its topic says | passes; stays held, and is scanned again; is quarantined |
 
-If we die after the claim, or are paused, the lease runs out. If we die after a redacted file was stored, nobody names
-it, and the store's retention removes it. If the reply of the commit is lost, the scan is gone and nobody repeats it;
-what is not told then (events, those who wait) is found by whoever looks.
+Crash cases:
+- after the claim, or paused: the lease expires and the scan is claimed again;
+- after a redacted file was stored: the file is unreferenced, and the store's retention removes it;
+- commit outcome unknown: if it committed, the scan is gone and is not repeated; events and wake-ups that are then
+  missing are covered by polling.
 """
 
 from __future__ import annotations
@@ -68,21 +70,21 @@ BATCH: Final = 64
 LEASE_S: Final = 15.0
 POLL_INTERVAL_S: Final = 1.0
 UNSETTLED_CLAIMS_MAX: Final = 3
-"""After so many claims that nobody settled it is not looked at any more."""
+"""After so many unsettled claims an output is no longer scanned."""
 POISONED_RETRY_S: Final = 86_400.0
 INLINE_BYTES_MAX: Final = 64 * 1024
 RETRY_BACKOFF: Final = Backoff(1.0, 60.0)
 
 TIMED_OUT = metrics.counter(
-    "rota_output_policy_async_timeout", "Outputs that nobody could look into in time.", labels=("topic",)
+    "rota_output_policy_async_timeout", "Outputs that were not scanned in time.", labels=("topic",)
 )
-REDACTED = metrics.counter("rota_output_redactions", "Outputs of which parts were taken out.", labels=("topic",))
+REDACTED = metrics.counter("rota_output_redactions", "Outputs that were redacted.", labels=("topic",))
 
 _META = msgspec.msgpack.Decoder(OutputMeta)
 
 
 class ClaimedScan(NamedTuple):
-    """An output that is ours to look at, until the lease ends."""
+    """A scan that this process has claimed, until the lease expires."""
 
     token: int
     layer: LayerId
@@ -97,14 +99,14 @@ class ClaimedScan(NamedTuple):
     ended: datetime
     age_s: float
     state: str | None
-    """None: the end of its frame is not kept any more."""
+    """None: the frame's end is no longer retained."""
     value: bytes | None
     value_at: str | None
     artifacts: list[str] | None
 
 
 class ScanVerdict(NamedTuple):
-    """What becomes of one claim; `again_s`: nothing yet."""
+    """The outcome of one claim; `again_s`: scan again later."""
 
     claimed: ClaimedScan
     said: ContentResult
@@ -114,7 +116,7 @@ class ScanVerdict(NamedTuple):
 
 
 class ScanBatchResult(msgspec.Struct):
-    """What came of a batch, for whoever is told."""
+    """Changes of a batch, to be published after the commit."""
 
     jobs: list[JobEnd] = []
     letters: list[DeadLetterNotice] = []
@@ -137,15 +139,15 @@ class OutputScanner:
         self.outputs = parts
         self.checker = checker or LocalContentChecker(parts.policy)
         self.on_settled: Callable[[], None] = _ignore
-        """Called after the commit: whoever waits for outputs to be looked at may go on."""
+        """Called after the commit: runs that wait for outputs may continue."""
         self._clock = clock or SystemClock()
 
     async def run(self, life: Lifecycle) -> None:
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._scan_loop(), name="outputs")
+            scan_loop = tasks.create_task(self._scan_loop(), name="outputs")
             life.ready()
             await life.until_draining()
-            looking.cancel()
+            scan_loop.cancel()
 
     async def close(self) -> None:
         await self.checker.close()
@@ -156,8 +158,8 @@ class OutputScanner:
             try:
                 if await self.scan_due():
                     continue
-            except PostgresUnavailable as away:
-                log.info("scans_wait", reason=away.sentence)
+            except PostgresUnavailable as error:
+                log.info("output_scans_deferred", reason=error.sentence)
             try:
                 async with asyncio.timeout(POLL_INTERVAL_S):
                     await self.outputs.due.wait()
@@ -165,7 +167,7 @@ class OutputScanner:
                 continue
 
     async def scan_due(self, most: int = BATCH) -> int:
-        """Look at what is due; returns how many outputs were claimed."""
+        """Scan what is due; returns the number of outputs claimed."""
         lease_s = self.outputs.content_s + LEASE_S
         rows = await self.database.rows(CLAIM, most, lease_s)
         if not rows:
@@ -185,38 +187,37 @@ class OutputScanner:
     async def _scan(self, claimed: ClaimedScan) -> ScanVerdict:
         began_s = time.perf_counter()
         if claimed.unsettled > UNSETTLED_CLAIMS_MAX:
-            log.error("scan_given_up", job=str(claimed.job), output=claimed.token, claims=claimed.unsettled)
+            log.error("output_scan_abandoned", job=str(claimed.job), output=claimed.token, claims=claimed.unsettled)
             return self._verdict_without_answer(claimed, timed_out=False, dead=True)
         if self.outputs.policy() is None:
-            return self._verdict_without_answer(
-                claimed, timed_out=True
-            )  # switched off since: others wait for the scan to be gone
+            # The policy was disabled after the scan was written; dependents wait until the scan is deleted.
+            return self._verdict_without_answer(claimed, timed_out=True)
         try:
             async with asyncio.timeout(claimed.budget_s):
                 content = await self._load_content(claimed)
-                said = await self.checker.check(claimed.meta, content, claimed.budget_s)
+                result = await self.checker.check(claimed.meta, content, claimed.budget_s)
         except TimeoutError:
-            log.warning("scan_timed_out", job=str(claimed.job), output=claimed.token, mode=claimed.mode)
+            log.warning("output_scan_timed_out", job=str(claimed.job), output=claimed.token, mode=claimed.mode)
             return self._verdict_without_answer(claimed, timed_out=True)
         except RotaError as error:
-            log.warning("scan_failed", job=str(claimed.job), output=claimed.token, code=error.code)
+            log.warning("output_scan_failed", job=str(claimed.job), output=claimed.token, code=error.code)
             return self._verdict_without_answer(claimed, timed_out=False)
-        except Exception as error:  # noqa: BLE001 - its text may hold a part of the output
-            log.warning("scan_broke", job=str(claimed.job), output=claimed.token, because=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - its text may contain a part of the output
+            log.warning("output_scan_crashed", job=str(claimed.job), output=claimed.token, because=type(error).__name__)
             return self._verdict_without_answer(claimed, timed_out=False)
         sync_check.CHECKED.labels(claimed.meta.topic, "async").inc()
         sync_check.EVALUATIONS.labels("async").inc()
         sync_check.LATENCY.labels(claimed.meta.topic, "async").observe(time.perf_counter() - began_s)
-        return self._verdict(claimed, said, content)
+        return self._verdict(claimed, result, content)
 
-    def _verdict(self, claimed: ClaimedScan, said: ContentResult, content: OutputContent) -> ScanVerdict:
-        if said.word.says is OutputEffect.REDACT and said.redacted is None:
-            word = msgspec.structs.replace(said.word, says=OutputEffect.QUARANTINE)
-            said = ContentResult(word)
-        return ScanVerdict(claimed, said, self.outputs.check_record("async", said.word), content)
+    def _verdict(self, claimed: ClaimedScan, result: ContentResult, content: OutputContent) -> ScanVerdict:
+        if result.word.says is OutputEffect.REDACT and result.redacted is None:
+            word = msgspec.structs.replace(result.word, says=OutputEffect.QUARANTINE)
+            result = ContentResult(word)
+        return ScanVerdict(claimed, result, self.outputs.check_record("async", result.word), content)
 
     def _verdict_without_answer(self, claimed: ClaimedScan, *, timed_out: bool, dead: bool = False) -> ScanVerdict:
-        """Nobody could say: again while there is time, then as the mode says."""
+        """No verdict: retry within the budget, then apply the mode of the topic."""
         pause_s = RETRY_BACKOFF.pause_s(min(claimed.tries, 30), 0.5)
         in_time = claimed.age_s + pause_s < claimed.budget_s
         if claimed.mode is OutputScanMode.HOLD:
@@ -224,7 +225,7 @@ class OutputScanner:
         if in_time and not dead and not timed_out:
             return _postponed(claimed, pause_s)
         TIMED_OUT.labels(claimed.meta.topic).inc()
-        reason = "The output could not be looked into in time."
+        reason = "The output was not scanned in time."
         if claimed.mode is OutputScanMode.PASS:
             sync_check.SKIPPED.labels(claimed.meta.topic, "async").inc()
             word = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
@@ -247,22 +248,22 @@ class OutputScanner:
         return OutputContent(value, tuple(files))
 
     async def apply(self, verdicts: Sequence[ScanVerdict]) -> ScanBatchResult:
-        """Have verdicts take effect, those that are still ours."""
-        again = [each for each in verdicts if each.again_s is not None]
+        """Apply the verdicts whose claims still hold."""
+        postponed = [each for each in verdicts if each.again_s is not None]
         decided = [each for each in verdicts if each.again_s is None]
-        if again:
-            claims = [each.claimed for each in again]
-            pauses = [each.again_s for each in again]
+        if postponed:
+            claims = [each.claimed for each in postponed]
+            pauses = [each.again_s for each in postponed]
             await self.database.run(POSTPONE, [one.token for one in claims], [one.tries for one in claims], pauses)
-        settled = ScanBatchResult()
+        batch = ScanBatchResult()
         if decided:
             async with self.database.transaction() as tx:
-                settled = await self._apply(tx, decided)
+                batch = await self._apply(tx, decided)
                 failpoints.hit("outputs.before_commit")
             failpoints.hit("outputs.after_commit")
-            self._notify(settled)
+            self._notify(batch)
             self.on_settled()
-        return settled
+        return batch
 
     async def _apply(self, tx: Transaction, decided: Sequence[ScanVerdict]) -> ScanBatchResult:
         claims = [each.claimed for each in decided]
@@ -271,17 +272,21 @@ class OutputScanner:
         mine = [each for each in decided if each.claimed.token in ours and each.claimed.state is not None]
         by_says = {says: [each for each in mine if each.said.word.says is says] for says in OutputEffect}
         await self._allow(tx, by_says[OutputEffect.ALLOW])
-        redacted = [mark for each in by_says[OutputEffect.REDACT] if (mark := await self._redact(tx, each)) is not None]
-        kept, jobs = await self._quarantine(tx, [*by_says[OutputEffect.QUARANTINE], *by_says[OutputEffect.DENY]])
+        redacted = [
+            change for each in by_says[OutputEffect.REDACT] if (change := await self._redact(tx, each)) is not None
+        ]
+        quarantined, jobs = await self._quarantine(tx, [*by_says[OutputEffect.QUARANTINE], *by_says[OutputEffect.DENY]])
         held = sorted({one.job for one in claims if one.mode.holds and one.token in ours})
         if held:
             await tx.run(RELEASE_DEPENDENTS, held)
-        await sync_check.audit_state_changes(tx, [*redacted, *kept], "async")
-        sync_check.count_quarantined(kept, "async")
-        for mark in redacted:
-            REDACTED.labels(mark.meta.topic).inc()
-        letters = [DeadLetterNotice(Reason.OUTPUT_QUARANTINED_ASYNC.value, one.show, one.job, "output") for one in kept]
-        return ScanBatchResult(jobs, letters)
+        await sync_check.audit_state_changes(tx, [*redacted, *quarantined], "async")
+        sync_check.count_quarantined(quarantined, "async")
+        for change in redacted:
+            REDACTED.labels(change.meta.topic).inc()
+        dead_letters = [
+            DeadLetterNotice(Reason.OUTPUT_QUARANTINED_ASYNC.value, one.show, one.job, "output") for one in quarantined
+        ]
+        return ScanBatchResult(jobs, dead_letters)
 
     async def _allow(self, tx: Transaction, allowed: Sequence[ScanVerdict]) -> None:
         if allowed:
@@ -296,41 +301,45 @@ class OutputScanner:
         checks = [_encode_check(each.check) for each in verdicts]
         moved = {row["token"] for row in await tx.rows(QUARANTINE, *_frame_keys(verdicts), whys, checks)}
         taken = [each for each in verdicts if each.claimed.token in moved]
-        kept = [_state_change(each.claimed, OutputRestriction.QUARANTINED, each.said.word) for each in taken]
-        if not kept:
+        quarantined = [_state_change(each.claimed, OutputRestriction.QUARANTINED, each.said.word) for each in taken]
+        if not quarantined:
             return [], []
-        await sync_check.write_state_changes(tx, kept, [each.claimed.ended for each in taken])
+        await sync_check.write_state_changes(tx, quarantined, [each.claimed.ended for each in taken])
         reason = Reason.OUTPUT_QUARANTINED_ASYNC
         rows = await tx.rows(
-            COUNT_QUARANTINED, [one.layer for one in kept], [one.job for one in kept], [1] * len(kept), reason.value
+            COUNT_QUARANTINED,
+            [one.layer for one in quarantined],
+            [one.job for one in quarantined],
+            [1] * len(quarantined),
+            reason.value,
         )
-        await self.finisher.queue.dead_letters.add(sync_check.output_dead_letters(kept, reason), on=tx)
-        return kept, [job_end(row) for row in rows]
+        await self.finisher.queue.dead_letters.add(sync_check.output_dead_letters(quarantined, reason), on=tx)
+        return quarantined, [job_end(row) for row in rows]
 
     async def _redact(self, tx: Transaction, verdict: ScanVerdict) -> OutputStateChange | None:
         claimed, left = verdict.claimed, verdict.said.redacted
         assert left is not None
         assert verdict.content is not None
         place = (claimed.layer, claimed.frame, claimed.token, claimed.ended)
-        words = await replace_output(
+        pointers = await replace_output(
             tx, self.store, place, stored_frame_output(claimed), verdict.content, left, verdict.check
         )
-        if words is None:
+        if pointers is None:
             return None
-        mark = _state_change(claimed, OutputRestriction.REDACTED, verdict.said.word)._replace(original=words)
-        await sync_check.write_state_changes(tx, [mark], [claimed.ended])
-        return mark
+        change = _state_change(claimed, OutputRestriction.REDACTED, verdict.said.word)._replace(original=pointers)
+        await sync_check.write_state_changes(tx, [change], [claimed.ended])
+        return change
 
-    def _notify(self, settled: ScanBatchResult) -> None:
-        if settled.letters:
-            self.finisher.on_dead_letters(settled.letters)
-        if settled.jobs:
+    def _notify(self, batch: ScanBatchResult) -> None:
+        if batch.letters:
+            self.finisher.on_dead_letters(batch.letters)
+        if batch.jobs:
             for listener in self.finisher.listeners:
-                listener(settled.jobs)
+                listener(batch.jobs)
 
 
 class StoredFrameOutput(NamedTuple):
-    """What the end of a frame names of its output."""
+    """The output as stored in the frame's end."""
 
     value: bytes | None
     value_at: str | None
@@ -350,25 +359,26 @@ async def replace_output(
     redacted: OutputContent,
     check: OutputCheck,
 ) -> str | None:
-    """Put the redacted output in the place of the original; pointers to that, a line each, or None if it has moved on.
+    """Replace the original output by the redacted one; returns pointers to the original, a line each, or None if the
+    frame's end has changed since.
 
-    What is stored comes first, and what names it in one statement after it.
+    Blobs are stored first; one statement after that refers to them.
     """
     value, value_at = redacted.value, None
     if value is not None and len(value) > INLINE_BYTES_MAX:
         [value_at], value = await store.put([value], on=tx), None
     put = await store.put([data for _, data in redacted.artifacts], on=tx)
     files = [format_artifact(pointer, name) for pointer, (name, _) in zip(put, redacted.artifacts, strict=True)]
-    kept = []
+    originals = []
     if original.value is not None:
         [at] = [left.value_at] if left.value_at is not None else await store.put([original.value], on=tx)
-        kept.append(format_artifact(at or "", "value"))
-    kept += [
+        originals.append(format_artifact(at or "", "value"))
+    originals += [
         format_artifact(pointer, f"artifact:{name}") for pointer, name in map(parse_artifact, left.artifacts or ())
     ]
     failpoints.hit("outputs.after_redacted")
     done = await tx.run(REDACT, *place, value, value_at, "\n".join(files), _encode_check(check))
-    return "\n".join(kept) if done else None
+    return "\n".join(originals) if done else None
 
 
 def _claimed_scan(row: Record) -> ClaimedScan:

@@ -1,11 +1,11 @@
 -- name: outputs_allow
--- Note checks $5 at the ends of frames, and let them be read that were held; each by layer, frame, token and day.
+-- Append checks $5 to frame ends, and release those that were held; each by layer, frame, token and day.
 UPDATE rota.frame_end e SET output = nullif(e.output, 'held'), checks = coalesce(e.checks, '[]') || g.said
 FROM unnest($1::uuid[], $2::integer[], $3::bigint[], $4::timestamptz[], $5::jsonb[]) AS g (layer, frame, token, ended, said)
 WHERE e.pk_layer = g.layer AND e.frame = g.frame AND e.token = g.token AND e.ts_finished >= g.ended
 
 -- name: outputs_claim
--- Claim at most $1 outputs that are due to be looked into, for $2 seconds, with what there is to look at.
+-- Claim at most $1 due scans for $2 seconds, with the outputs to scan.
 WITH due AS (
   SELECT s.token FROM rota.scan s WHERE s.ts_due <= now() ORDER BY s.ts_due LIMIT $1::integer FOR UPDATE SKIP LOCKED
 ), claimed AS (
@@ -21,23 +21,23 @@ LEFT JOIN rota.frame_end e
 ORDER BY c.token
 
 -- name: outputs_count
--- Move $3 frames of each of the layers $1, of jobs $2, from succeeded to quarantined; the jobs whose end is another now.
+-- Move $3 frames of each of the layers $1, of jobs $2, from succeeded to quarantined; returns jobs whose state changed.
 SELECT pk_job, pk_show, topic, state, workflow_id FROM rota.outputs_count($1::uuid[], $2::uuid[], $3::integer[], $4::text)
 
 -- name: outputs_free
--- Let go on what waits for jobs $1, if they have ended and nothing of them is held any more.
+-- Release dependents of jobs $1, if these have ended and none of their outputs is held.
 SELECT rota.jobs_release(ARRAY(SELECT b FROM unnest($1::uuid[]) AS b
                                WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b))) AS waiting
 WHERE EXISTS (SELECT FROM rota.job_after a WHERE a.pk_before = ANY ($1))
 
 -- name: outputs_later
--- Give back scans $1, claimed under the numbers $2, to be claimed again after $3 seconds each.
+-- Postpone scans $1, claimed under the numbers $2, by $3 seconds each.
 UPDATE rota.scan s SET ts_due = clock_timestamp() + make_interval(secs => mine.pause_s), unsettled = 0
 FROM unnest($1::bigint[], $2::integer[], $3::float8[]) AS mine (token, tries, pause_s)
 WHERE s.token = mine.token AND s.tries = mine.tries
 
 -- name: outputs_quarantine
--- Quarantine the outputs of frames that succeeded, with why ($5) and checks ($6), and say which.
+-- Quarantine the outputs of frames that succeeded, with reasons ($5) and checks ($6); returns which.
 UPDATE rota.frame_end e SET
   state = 'OUTPUT_QUARANTINED', output = 'quarantined', code = 'output_quarantined_async', error = g.why,
   checks = coalesce(e.checks, '[]') || g.said
@@ -48,7 +48,7 @@ WHERE e.pk_layer = g.layer AND e.frame = g.frame AND e.token = g.token AND e.ts_
 RETURNING e.token
 
 -- name: outputs_redact
--- Put $5, or the pointer $6, and the files $7 (a line each) in the place of what attempt $3 of frame $2 of layer $1 left.
+-- Replace the output of attempt $3 of frame $2 of layer $1 by value $5, or pointer $6, and files $7 (a line each).
 UPDATE rota.frame_end e SET
   state = 'SUCCEEDED', output = 'redacted', value = $5::bytea, value_at = $6::text,
   artifacts = CASE WHEN $7::text <> '' THEN string_to_array($7, E'\n') END,
@@ -57,12 +57,12 @@ WHERE e.pk_layer = $1::uuid AND e.frame = $2::integer AND e.token = $3::bigint A
   AND e.state IN ('SUCCEEDED', 'OUTPUT_QUARANTINED')
 
 -- name: outputs_settle
--- End scans $1 under the numbers $2 of their claims, and say which: those that nobody else has claimed or settled since.
+-- Delete scans $1 under the claim numbers $2; returns those not claimed or settled by others since.
 DELETE FROM rota.scan s USING unnest($1::bigint[], $2::integer[]) AS mine (token, tries)
 WHERE s.token = mine.token AND s.tries = mine.tries RETURNING s.token
 
 -- name: outputs_get
--- Output $1, held or decided about, with what the end of its frame says and names of it.
+-- Output $1, held or decided, with the end of its frame.
 SELECT o.token AS id, o.pk_job AS job, o.pk_show, coalesce(s.str_name, o.pk_show::text) AS show, o.state, o.severity, o.rule,
        o.reason, o.meta, o.at, o.original, o.pk_layer, o.frame, o.ts_ended, e.state AS frame_state, e.checks, e.value,
        e.value_at, e.artifacts
@@ -81,8 +81,8 @@ JOIN rota.frame_end e ON e.pk_layer = o.pk_layer AND e.frame = o.frame AND e.tok
 SELECT dlq_id AS id FROM rota.dlq_entries WHERE kind = 'output' AND cause = $1::text
 
 -- name: outputs_list
--- Outputs that are held, kept back, redacted or released, the newest first: before $4, at most $5.
--- Of shows $1 (null: of all), in state $2 (null: in any), of job $3 (null: of any).
+-- Outputs that are held, quarantined, redacted or released, newest first: before $4, at most $5.
+-- Of shows $1 (null: all), in state $2 (null: any), of job $3 (null: any).
 SELECT o.token AS id, o.pk_job AS job, coalesce(s.str_name, o.pk_show::text) AS show, o.state, o.severity, o.rule, o.reason,
        o.meta, o.at
 FROM (
@@ -99,13 +99,14 @@ FROM (
 ORDER BY o.token DESC LIMIT $5::integer
 
 -- name: outputs_lock
--- How the end of attempt $3 of frame $2 of layer $1 is, for whoever is about to change it.
+-- Lock and read the end of attempt $3 of frame $2 of layer $1.
 SELECT e.state, e.output, e.value, e.value_at, e.artifacts FROM rota.frame_end e
 WHERE e.pk_layer = $1::uuid AND e.frame = $2::integer AND e.token = $3::bigint AND e.ts_finished >= $4::timestamptz
 FOR UPDATE
 
 -- name: outputs_release
--- Let the output of attempt $3 of frame $2 of layer $1 be read, as it is or, with $6, as it was: at $5, with the files $7.
+-- Make the output of attempt $3 of frame $2 of layer $1 readable, as it is or, with $6, as it was: at $5, with files
+-- $7.
 UPDATE rota.frame_end e SET
   state = 'SUCCEEDED', output = NULL, code = NULL, error = NULL,
   value = CASE WHEN $6::boolean THEN NULL ELSE e.value END,
@@ -116,11 +117,11 @@ WHERE e.pk_layer = $1::uuid AND e.frame = $2::integer AND e.token = $3::bigint A
   AND e.output IS NOT NULL
 
 -- name: outputs_stop
--- Nobody need look at output $1 any more.
+-- Delete the scan of output $1.
 DELETE FROM rota.scan WHERE token = $1::bigint RETURNING mode
 
 -- name: outputs_keep
--- Write down outputs that are kept back or redacted; one that is known comes into its new state.
+-- Store outputs that are withheld or redacted; a known output enters its new state.
 INSERT INTO rota.output AS o (token, pk_layer, frame, pk_job, pk_show, state, severity, rule, reason, meta, original, ts_ended)
 SELECT g.token, g.layer, g.frame, g.job, g.show, g.state, g.severity, g.rule, g.reason, g.meta,
        CASE WHEN g.original <> '' THEN string_to_array(g.original, E'\n') END, coalesce(g.ended, now())
@@ -133,13 +134,13 @@ ON CONFLICT (token) DO UPDATE SET
   original = coalesce(o.original, excluded.original), ts_decided = clock_timestamp()
 
 -- name: outputs_layers
--- What a policy looks at of the outputs of layers $1 besides the outputs themselves.
+-- What the policy needs to know of layers $1 besides the outputs themselves.
 SELECT l.pk_layer, l.str_name AS layer, l.first_frame, l.frame_step, j.topic, j.labels, j.request,
        coalesce(s.str_name, j.pk_show::text) AS show
 FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job LEFT JOIN rota.show s ON s.pk_show = j.pk_show
 WHERE l.pk_layer = ANY ($1::uuid[])
 
 -- name: outputs_scan
--- Have outputs looked into: by token, each with its frame, how it is told to the policy, and what silence means.
+-- Add scans by token, each with its frame, metadata for the policy, and the mode when there is no verdict.
 INSERT INTO rota.scan (token, pk_layer, frame, pk_job, pk_show, mode, budget_s, meta)
 SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::integer[], $4::uuid[], $5::uuid[], $6::text[], $7::real[], $8::bytea[])

@@ -1,9 +1,9 @@
-"""What people do with outputs that the policy keeps back: look at them, release them, have them redacted.
+"""Review of withheld outputs: people inspect, release or redact them.
 
-Nothing runs again: a release lets out what the frame left. It is one transaction under the lock of the frame's end,
-which also removes the scan, if there is one: a verdict that is under way finds it gone and is dropped. Who submitted
-the job may not decide about its outputs, by key or by the actor that the submission names. Every act is in the audit
-trail with its reason, and so is every look at what is kept back. Doing it again changes nothing.
+No frame runs again: a release makes the stored output readable. It is one transaction under the lock of the frame's
+end, which also deletes a pending scan, so a concurrent verdict finds it gone and is dropped. The submitter of a job, by
+key or by the actor that the submission names, may not decide about its outputs. Every decision is audited with its
+reason, and so is every read of a withheld output. Repeating a decision changes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CHECKS = msgspec.json.Decoder(list[OutputCheck])
 
 
 class OutputReviewer(msgspec.Struct, frozen=True):
-    """Who decides: as the audit trail names them, and all that a submission may name them by."""
+    """A reviewer: the name for the audit trail, and all names that a submission may have for them."""
 
     audited: str
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class OutputReview:
         self.store = store
         self.queue = queue
         self.finisher = finisher
-        """Whose listeners hear of jobs that come into another state; None: nobody does."""
+        """Its listeners are notified of jobs that change state; None: no notification."""
 
     async def page(
         self,
@@ -79,7 +79,7 @@ class OutputReview:
         after: int | None = None,
         most: int = 50,
     ) -> list[OutputSummary]:
-        """The newest first; `after` is the last one of the page before."""
+        """Newest first; `after` is the last output of the previous page."""
         within_shows = None if shows is None else sorted(shows)
         before = TOKEN_MAX if after is None else after
         return [_output_summary(row) for row in await self.database.rows(LIST, within_shows, state, job, before, most)]
@@ -91,23 +91,23 @@ class OutputReview:
         return OutputView(line=_output_summary(row), checks=checks, artifacts=files)
 
     async def content(self, output: int, who: OutputReviewer, part: str = "value") -> bytes:
-        """What the frame left, whatever readers get: its value as msgpack, or with `artifact:NAME` a file."""
+        """The original output, even if redacted or withheld: its value as msgpack, or with `artifact:NAME` a file."""
         row = await self._row(output)
-        words = _pointers(row)
-        if part != "value" and part not in words:
+        pointers = _pointers(row)
+        if part != "value" and part not in pointers:
             raise NotFound(
-                f"Output {output} has no part {part[:64]!r}: it has value, and {', '.join(words) or 'no file'}."
+                f"Output {output} has no part {part[:64]!r}: it has value, and {', '.join(pointers) or 'no file'}."
             )
         detail = {"show": str(row["pk_show"]), "output": output, "part": part}
         entry = AuditEntry(who.audited, "output.read", f"job:{row['job']}", detail)
         async with self.database.transaction() as tx:
             await audit.append(tx, [entry])
-        if part == "value" and part not in words:
+        if part == "value" and part not in pointers:
             return row["value"] or msgspec.msgpack.encode(None)
-        return await self.store.get(words[part])
+        return await self.store.get(pointers[part])
 
     async def release(self, output: int, who: OutputReviewer, reason: str) -> OutputReviewResult:
-        """Let it be read as the frame left it."""
+        """Make the output readable as the frame left it."""
         row = await self._reviewable_row(output, who, reason)
         ended: list[JobEnd] = []
         async with self.database.transaction() as tx:
@@ -116,45 +116,45 @@ class OutputReview:
             now = await tx.row(LOCK, *_frame_key(row))
             if now is None or now["output"] is None:
                 return _review_result(row, "released", changed=False)
-            # What was redacted since the row was read is known by pointers that only the row of now has.
-            fresh = await tx.row(GET, output) if now["output"] == OutputRestriction.REDACTED else None
-            words = _pointers(fresh) if fresh is not None else None
+            # It may have been redacted since the first read: only a new read has the pointers to the original.
+            current = await tx.row(GET, output) if now["output"] == OutputRestriction.REDACTED else None
+            pointers = _pointers(current) if current is not None else None
             files = [
                 format_artifact(at, name.removeprefix("artifact:"))
-                for name, at in (words or {}).items()
+                for name, at in (pointers or {}).items()
                 if name != "value"
             ]
             check = _encoded_check(who, "RELEASED", reason)
-            at = words.get("value") if words is not None else None
-            await tx.run(RELEASE, *_frame_key(row), at, words is not None, "\n".join(files), check)
-            mark = _state_change(row, "released", reason)
-            await sync_check.write_state_changes(tx, [mark], [row["ts_ended"]])
+            at = pointers.get("value") if pointers is not None else None
+            await tx.run(RELEASE, *_frame_key(row), at, pointers is not None, "\n".join(files), check)
+            change = _state_change(row, "released", reason)
+            await sync_check.write_state_changes(tx, [change], [row["ts_ended"]])
             ended = await self._restore_success(tx, row, now["state"])
             await self._release_and_audit(tx, row, who, "output.release", reason, held=mode is not None)
         self._notify(ended)
         return _review_result(row, "released", changed=True)
 
     async def redact(self, output: int, who: OutputReviewer, reason: str, *, whole: bool = False) -> OutputReviewResult:
-        """Let it be read without what scanners find in it; with `whole`, or if they find nothing, without any of it."""
+        """Make it readable without the findings of the scanners; with `whole`, or without findings, nothing remains."""
         row = await self._reviewable_row(output, who, reason)
         if row["state"] == "released":
-            raise Refused(f"Output {output} was released: it is for everybody to read already.")
+            raise Refused(f"Output {output} was released and is readable: it cannot be redacted any more.")
         original = await self._original(row)
         redacted, findings = await asyncio.to_thread(
             redact_all, original, deadline_after(REDACT_TIMEOUT_S), whole=whole
         )
-        found = OutputPolicyDecision(says=OutputEffect.REDACT, reason=reason, findings=tuple(findings))
+        decision = OutputPolicyDecision(says=OutputEffect.REDACT, reason=reason, findings=tuple(findings))
         ended: list[JobEnd] = []
         async with self.database.transaction() as tx:
             mode = await tx.value(DELETE_SCAN, output)
             now = await tx.row(LOCK, *_frame_key(row))
             if now is None or now["output"] not in (OutputRestriction.HELD, OutputRestriction.QUARANTINED):
                 return _review_result(row, "redacted", changed=False)
-            left = StoredFrameOutput(now["value"], now["value_at"], now["artifacts"])
-            check = _review_check(who, found)
-            words = await replace_output(tx, self.store, _frame_key(row), left, original, redacted, check)
-            mark = _state_change(row, OutputRestriction.REDACTED, reason)._replace(original=words or "")
-            await sync_check.write_state_changes(tx, [mark], [row["ts_ended"]])
+            stored = StoredFrameOutput(now["value"], now["value_at"], now["artifacts"])
+            check = _review_check(who, decision)
+            pointers = await replace_output(tx, self.store, _frame_key(row), stored, original, redacted, check)
+            change = _state_change(row, OutputRestriction.REDACTED, reason)._replace(original=pointers or "")
+            await sync_check.write_state_changes(tx, [change], [row["ts_ended"]])
             ended = await self._restore_success(tx, row, now["state"])
             await self._release_and_audit(tx, row, who, "output.redact", reason, held=mode is not None)
         self._notify(ended)
@@ -168,32 +168,32 @@ class OutputReview:
 
     @staticmethod
     def not_found(output: int) -> NotFound:
-        return NotFound(f"No output {output} is kept back, or it is not kept any more: see `rota outputs list`.")
+        return NotFound(f"Output {output} is not withheld, or is no longer retained: see `rota outputs list`.")
 
     async def _reviewable_row(self, output: int, who: OutputReviewer, reason: str) -> Record:
         if not reason.strip() or len(reason) > REASON_MAX or "\0" in reason:
-            raise InvalidInput(f"Say why, in 1 to {REASON_MAX} characters: it is kept in the audit trail.")
+            raise InvalidInput(f"A reason is required for the audit trail: give 1 to {REASON_MAX} characters.")
         row = await self._row(output)
         forbid_self_review(_META.decode(row["meta"]), who)
         return row
 
     async def _original(self, row: Record) -> OutputContent:
-        words = _pointers(row)
+        pointers = _pointers(row)
         value: bytes | None = row["value"]
-        if "value" in words:
-            value = await self.store.get(words["value"])
-        names = [name for name in words if name != "value"]
-        files = [(name.removeprefix("artifact:"), await self.store.get(words[name])) for name in names]
+        if "value" in pointers:
+            value = await self.store.get(pointers["value"])
+        names = [name for name in pointers if name != "value"]
+        files = [(name.removeprefix("artifact:"), await self.store.get(pointers[name])) for name in names]
         return OutputContent(value, tuple(files))
 
     async def _restore_success(self, tx: Transaction, row: Record, state: str) -> list[JobEnd]:
-        """The frame succeeds again; its job, too, when it was the last that did not."""
+        """The frame succeeds again, and so does its job if no other frame is quarantined."""
         if state != "OUTPUT_QUARANTINED":
             return []
         rows = await tx.rows(COUNT_QUARANTINED, [row["pk_layer"]], [row["job"]], [-1], None)
-        letters = [each["id"] for each in await tx.rows(DEAD_LETTERS, sync_check.dead_letter_cause(row["id"]))]
-        if letters:
-            await self.queue.dead_letters.purge(DeadLetterFilter(ids=letters), on=tx)
+        dead_letters = [each["id"] for each in await tx.rows(DEAD_LETTERS, sync_check.dead_letter_cause(row["id"]))]
+        if dead_letters:
+            await self.queue.dead_letters.purge(DeadLetterFilter(ids=dead_letters), on=tx)
         return [job_end(each) for each in rows]
 
     async def _release_and_audit(
@@ -212,10 +212,10 @@ class OutputReview:
 
 
 def forbid_self_review(meta: OutputMeta, who: OutputReviewer) -> None:
-    own = {name for name in (meta.principal, meta.actor_id) if name}
-    if not own.isdisjoint(who.names):
+    submitters = {name for name in (meta.principal, meta.actor_id) if name}
+    if not submitters.isdisjoint(who.names):
         raise Forbidden(
-            "Who submitted a job may not decide about its outputs: have somebody else look at it.",
+            "The submitter of a job may not decide about its outputs: ask another reviewer.",
             reason="self_release",
         )
 
@@ -225,11 +225,11 @@ def _frame_key(row: Record) -> tuple[LayerId, int, int, datetime]:
 
 
 def _pointers(row: Record) -> dict[str, str]:
-    """Pointers to what the frame left, by the name of the part; a small value has none, it lies in the row itself."""
+    """Pointers to the original output by part name; a small value has none, since it is in the row itself."""
     if row["original"]:
         return {name: pointer for pointer, name in map(parse_artifact, row["original"])}
-    words = {f"artifact:{name}": pointer for pointer, name in map(parse_artifact, row["artifacts"] or ())}
-    return {"value": row["value_at"], **words} if row["value_at"] else words
+    pointers = {f"artifact:{name}": pointer for pointer, name in map(parse_artifact, row["artifacts"] or ())}
+    return {"value": row["value_at"], **pointers} if row["value_at"] else pointers
 
 
 def _output_summary(row: Record) -> OutputSummary:
@@ -252,22 +252,22 @@ def _output_summary(row: Record) -> OutputSummary:
 
 
 def _state_change(row: Record, state: str, reason: str) -> OutputStateChange:
-    word_said = OutputPolicyDecision(
+    decision = OutputPolicyDecision(
         says=OutputEffect.ALLOW, rule=row["rule"], reason=reason, severity=row["severity"] or "medium"
     )
     meta = _META.decode(row["meta"])
     return OutputStateChange(
-        row["id"], row["pk_layer"], row["frame"], row["job"], row["pk_show"], state, word_said, meta
+        row["id"], row["pk_layer"], row["frame"], row["job"], row["pk_show"], state, decision, meta
     )
 
 
 def _encoded_check(who: OutputReviewer, says: str, reason: str) -> str:
-    word_said = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
-    return msgspec.json.encode(msgspec.structs.replace(_review_check(who, word_said), says=says)).decode()
+    decision = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
+    return msgspec.json.encode(msgspec.structs.replace(_review_check(who, decision), says=says)).decode()
 
 
-def _review_check(who: OutputReviewer, said: OutputPolicyDecision) -> OutputCheck:
-    return SyncOutputChecker(lambda: None, who.audited).check_record("person", said)
+def _review_check(who: OutputReviewer, decision: OutputPolicyDecision) -> OutputCheck:
+    return SyncOutputChecker(lambda: None, who.audited).check_record("person", decision)
 
 
 def _review_result(row: Record, state: str, *, changed: bool) -> OutputReviewResult:

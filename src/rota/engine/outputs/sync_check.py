@@ -1,19 +1,18 @@
-"""Outputs on their way out: the first look, in the transaction that ends a frame.
+"""Synchronous output check: metadata and error texts, in the transaction that ends a frame.
 
-It sees what an output is (size, kind, topic, labels), in this process and without I/O of its own. What comes of it is
-written with the end of the frame:
+It sees the metadata of an output (size, type, topic, labels), in this process and without I/O of its own. The result is
+written with the frame's end:
 
-| the policy says | the frame ends | its output |
+| the policy decides | the frame ends | its output |
 |---|---|---|
-| nothing against it | SUCCEEDED | is readable |
-| it must be looked into | SUCCEEDED | is readable, or held where the topic says so; a row of `rota.scan` is due |
-| redact it for what it is | SUCCEEDED | is held, and quarantined unless it is redacted within `MUST_S` |
-| quarantine, deny | OUTPUT_QUARANTINED | is quarantined, with a dead letter and an entry in the audit trail |
-| (it fails) | SUCCEEDED | is readable and counted as skipped; is held where the topic says so; or is quarantined |
+| no objection | SUCCEEDED | is readable |
+| scan the content | SUCCEEDED | is readable, or held where the topic says so; a row of `rota.scan` is due |
+| redact | SUCCEEDED | is held, and quarantined unless it is redacted within `REDACT_BUDGET_S` |
+| quarantine, deny | OUTPUT_QUARANTINED | is quarantined, with a dead letter and an audit entry |
+| (the check fails) | SUCCEEDED | is readable and counted as skipped; held where the topic says so; or quarantined |
 
-What a failed frame says of itself is looked at here as a whole, since it goes to several places at once: what a rule
-finds in it is never written down, nor is what there was no time to look at. Frames that
-returned nothing do not come by here.
+Error texts of failed frames are checked here completely, since they are copied to several places: text that a rule
+matches, or that there was no time to check, is never stored. Frames without outputs are not checked.
 """
 
 from __future__ import annotations
@@ -63,41 +62,41 @@ UPSERT_OUTPUTS = query(__package__, "outputs_keep")
 log = structlog.get_logger(__name__)
 REDACT_BUDGET_S: Final = 5.0
 ERROR_TEXT_BUDGET_S: Final = 1.0
-"""Longest look at what failed frames of one report say: a thousand long texts take a third of it."""
+"""Budget for the error texts of one report: a thousand long texts take a third of it."""
 POLICY_ACTOR: Final = "policy:output"
 VALUE_TYPE: Final = "application/msgpack"
 
-CHECKED = metrics.counter("rota_output_policy_checked", "Outputs that the policy looked at.", labels=("topic", "phase"))
+CHECKED = metrics.counter("rota_output_policy_checked", "Outputs checked by the policy.", labels=("topic", "phase"))
 QUARANTINED = metrics.counter(
-    "rota_output_policy_quarantined", "Outputs that the policy keeps back.", labels=("topic", "phase")
+    "rota_output_policy_quarantined", "Outputs quarantined by the policy.", labels=("topic", "phase")
 )
 SKIPPED = metrics.counter(
-    "rota_output_policy_skipped", "Outputs that passed because nobody could look at them.", labels=("topic", "phase")
+    "rota_output_policy_skipped", "Outputs passed because they could not be checked.", labels=("topic", "phase")
 )
-EVALUATIONS = metrics.counter("rota_output_evaluations", "Evaluations of rules about outputs.", labels=("phase",))
-DENIALS = metrics.counter("rota_output_denials", "Outputs that a rule denies.", labels=("topic",))
+EVALUATIONS = metrics.counter("rota_output_evaluations", "Evaluations of output rules.", labels=("phase",))
+DENIALS = metrics.counter("rota_output_denials", "Outputs denied by a rule.", labels=("topic",))
 LATENCY = metrics.histogram(
     "rota_output_check_latency_seconds",
-    "How long looking at outputs took: all of a report at once (sync), or one with its content (async).",
+    "Duration of output checks: of all outputs of a report (sync), or of one with its content (async).",
     labels=("topic", "phase"),
     buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
 )
 
 
 class SyncCheckResult(NamedTuple):
-    """What the first look says of one output."""
+    """The result of the synchronous check of one output."""
 
     meta: OutputMeta
     word: OutputPolicyDecision
     check: OutputCheck
     output: OutputRestriction | None = None
     scan: OutputScanMode | None = None
-    """What silence means for the look inside; None: nobody looks."""
+    """The mode of the content scan when it gives no verdict; None: no scan."""
     budget_s: float = 0.0
 
 
 class OutputStateChange(NamedTuple):
-    """An output that comes into a state of its own."""
+    """An output that enters a restricted state, or leaves it."""
 
     token: int
     layer: LayerId
@@ -111,7 +110,7 @@ class OutputStateChange(NamedTuple):
 
 
 class CheckedFrames(NamedTuple):
-    """Frames and endings as they are after the first look, and what it said of each output."""
+    """Frames and outcomes after the check, and the result for each output."""
 
     frames: dict[int, EndedAttempt]
     endings: dict[int, AttemptOutcome]
@@ -121,73 +120,75 @@ class CheckedFrames(NamedTuple):
 class SyncOutputChecker:
     def __init__(self, policy: Callable[[], CompiledOutputPolicy | None], by: str, *, content_s: float = 30.0) -> None:
         self.policy = policy
-        """That of now; None: outputs are not looked at."""
+        """The current policy; None: outputs are not checked."""
         self.by = by
-        """As records of checks name this server."""
+        """Name of this server in check records."""
         self.content_s = content_s
         self.due = asyncio.Event()
-        """Somebody here has written a scan."""
+        """Set when this process has written a scan."""
 
-    async def check(self, tx: Transaction, worker: UUID | None, given: CheckedFrames) -> CheckedFrames:
-        looked = CheckedFrames(dict(given.frames), dict(given.endings), {})
+    async def check(self, tx: Transaction, worker: UUID | None, unchecked: CheckedFrames) -> CheckedFrames:
+        checked = CheckedFrames(dict(unchecked.frames), dict(unchecked.endings), {})
         policy = self.policy()
-        wanted = {
-            token: frame for token, frame in given.frames.items() if _needs_check(frame.end, given.endings[token])
+        to_check = {
+            token: frame
+            for token, frame in unchecked.frames.items()
+            if _needs_check(frame.end, unchecked.endings[token])
         }
-        if policy is None or not wanted:
-            return given
-        rows = await tx.rows(LAYER_META, list({frame.layer for frame in wanted.values()}))
+        if policy is None or not to_check:
+            return unchecked
+        rows = await tx.rows(LAYER_META, list({frame.layer for frame in to_check.values()}))
         layers = {row["pk_layer"]: _layer_output_meta(row) for row in rows}
         began_s = time.perf_counter()
-        until_s = deadline_after(ERROR_TEXT_BUDGET_S)
-        for token, frame in wanted.items():
-            alike = layers.get(frame.layer)
-            if alike is not None:
-                self._check_frame(policy, looked, token, _output_meta(alike, frame, worker), until_s)
+        deadline_s = deadline_after(ERROR_TEXT_BUDGET_S)
+        for token, frame in to_check.items():
+            layer_meta = layers.get(frame.layer)
+            if layer_meta is not None:
+                self._check_frame(policy, checked, token, _output_meta(layer_meta, frame, worker), deadline_s)
         took_s = time.perf_counter() - began_s
-        topics = Counter(seen.meta.topic for seen in looked.seen.values())
-        EVALUATIONS.labels("sync").inc(len(looked.seen))
+        topics = Counter(seen.meta.topic for seen in checked.seen.values())
+        EVALUATIONS.labels("sync").inc(len(checked.seen))
         for topic, outputs in topics.items():
             CHECKED.labels(topic, "sync").inc(outputs)
             LATENCY.labels(topic, "sync").observe(took_s)
-        return looked
+        return checked
 
     def _check_frame(
-        self, policy: CompiledOutputPolicy, looked: CheckedFrames, token: int, meta: OutputMeta, until_s: float
+        self, policy: CompiledOutputPolicy, checked: CheckedFrames, token: int, meta: OutputMeta, deadline_s: float
     ) -> None:
-        frame, ending = looked.frames[token], looked.endings[token]
+        frame, ending = checked.frames[token], checked.endings[token]
         if frame.end.error:
             failed = msgspec.structs.replace(meta, has_error=True)
-            error = self._checked_error_text(policy, failed, frame.end.error, until_s)
-            looked.frames[token] = _with_error_text(frame, error)
+            error = self._checked_error_text(policy, failed, frame.end.error, deadline_s)
+            checked.frames[token] = _with_error_text(frame, error)
         if ending.state != "SUCCEEDED":
             return
         seen = self._check_output(policy, meta)
-        looked.seen[token] = seen
+        checked.seen[token] = seen
         if seen.output is OutputRestriction.QUARANTINED:
             reason = Reason.OUTPUT_QUARANTINED.value
-            looked.endings[token] = ending._replace(state="OUTPUT_QUARANTINED", reason=reason)
-            looked.frames[token] = _with_error_text(frame, seen.word.reason)
+            checked.endings[token] = ending._replace(state="OUTPUT_QUARANTINED", reason=reason)
+            checked.frames[token] = _with_error_text(frame, seen.word.reason)
 
     def _check_output(self, policy: CompiledOutputPolicy, meta: OutputMeta) -> SyncCheckResult:
         mode = OutputScanMode.PASS
         try:
             mode = policy.mode(meta.topic)
-            said = policy.check_metadata(meta)
+            result = policy.check_metadata(meta)
         except Exception:
             log.exception("output_check_failed", topic=meta.topic, mode=mode)
             return self._result_on_failure(meta, mode)
-        check = self.check_record("sync", said.word)
-        if said.word.says.quarantines:
-            return SyncCheckResult(meta, said.word, check, OutputRestriction.QUARANTINED)
-        if not said.scan:
-            return SyncCheckResult(meta, said.word, check)
-        if said.must:
+        check = self.check_record("sync", result.word)
+        if result.word.says.quarantines:
+            return SyncCheckResult(meta, result.word, check, OutputRestriction.QUARANTINED)
+        if not result.scan:
+            return SyncCheckResult(meta, result.word, check)
+        if result.must:
             return SyncCheckResult(
-                meta, said.word, check, OutputRestriction.HELD, OutputScanMode.FAIL_CLOSED, REDACT_BUDGET_S
+                meta, result.word, check, OutputRestriction.HELD, OutputScanMode.FAIL_CLOSED, REDACT_BUDGET_S
             )
         return SyncCheckResult(
-            meta, said.word, check, OutputRestriction.HELD if mode.holds else None, mode, self.content_s
+            meta, result.word, check, OutputRestriction.HELD if mode.holds else None, mode, self.content_s
         )
 
     def _result_on_failure(self, meta: OutputMeta, mode: OutputScanMode) -> SyncCheckResult:
@@ -204,15 +205,15 @@ class SyncOutputChecker:
             case OutputScanMode.FAIL_CLOSED:
                 return SyncCheckResult(meta, word, check, OutputRestriction.QUARANTINED)
 
-    def _checked_error_text(self, policy: CompiledOutputPolicy, meta: OutputMeta, text: str, until_s: float) -> str:
+    def _checked_error_text(self, policy: CompiledOutputPolicy, meta: OutputMeta, text: str, deadline_s: float) -> str:
         try:
-            # As it will be written: a NUL within a secret is no disguise.
-            return policy.check_error(meta, text.replace("\0", ""), until_s)[1]
+            # As it will be stored: NUL characters must not hide a secret.
+            return policy.check_error(meta, text.replace("\0", ""), deadline_s)[1]
         except TimeoutError:
-            log.warning("error_text_not_checked", topic=meta.topic, because="out of time")
+            log.warning("error_text_check_failed", topic=meta.topic, because="timeout")
             return REDACTION_MARKER
-        except Exception as wrong:  # noqa: BLE001 - its text may hold what must not be read
-            log.warning("error_text_not_checked", topic=meta.topic, because=type(wrong).__name__)
+        except Exception as wrong:  # noqa: BLE001 - its text may contain a part of the output
+            log.warning("error_text_check_failed", topic=meta.topic, because=type(wrong).__name__)
             return REDACTION_MARKER if policy.mode(meta.topic).holds else text
 
     def check_record(self, phase: OutputCheckPhase, word: OutputPolicyDecision, by: str = "") -> OutputCheck:
@@ -228,9 +229,9 @@ class SyncOutputChecker:
             findings=word.findings,
         )
 
-    async def add_scans(self, tx: Transaction, frames: Mapping[int, EndedAttempt], looked: CheckedFrames) -> bool:
-        """Before the jobs end: what waits for them waits until their outputs may be read."""
-        rows = [(frame, seen) for token, frame in frames.items() if (seen := looked.seen.get(token)) and seen.scan]
+    async def add_scans(self, tx: Transaction, frames: Mapping[int, EndedAttempt], checked: CheckedFrames) -> bool:
+        """Called before the jobs end: their dependents wait until the outputs are readable."""
+        rows = [(frame, seen) for token, frame in frames.items() if (seen := checked.seen.get(token)) and seen.scan]
         if not rows:
             return False
         await tx.run(
@@ -247,10 +248,10 @@ class SyncOutputChecker:
         return True
 
     async def quarantine(
-        self, tx: Transaction, frames: Mapping[int, EndedAttempt], looked: CheckedFrames
+        self, tx: Transaction, frames: Mapping[int, EndedAttempt], checked: CheckedFrames
     ) -> list[OutputStateChange]:
-        """Those of the frames whose outputs are quarantined at once, as rows for whoever decides about them."""
-        kept = [
+        """Records the outputs quarantined by this check, for review."""
+        changes = [
             OutputStateChange(
                 token,
                 frame.layer,
@@ -262,34 +263,34 @@ class SyncOutputChecker:
                 seen.meta,
             )
             for token, frame in frames.items()
-            if (seen := looked.seen.get(token)) is not None and seen.output is OutputRestriction.QUARANTINED
+            if (seen := checked.seen.get(token)) is not None and seen.output is OutputRestriction.QUARANTINED
         ]
-        if kept:
-            await write_state_changes(tx, kept)
-        return kept
+        if changes:
+            await write_state_changes(tx, changes)
+        return changes
 
 
 async def write_state_changes(
-    tx: Transaction, kept: Sequence[OutputStateChange], ended: Sequence[object] | None = None
+    tx: Transaction, changes: Sequence[OutputStateChange], ended: Sequence[object] | None = None
 ) -> None:
     await tx.run(
         UPSERT_OUTPUTS,
-        [one.token for one in kept],
-        [one.layer for one in kept],
-        [one.frame for one in kept],
-        [one.job for one in kept],
-        [one.show for one in kept],
-        [str(one.state) for one in kept],
-        [one.word.severity for one in kept],
-        [one.word.rule for one in kept],
-        [one.word.reason for one in kept],
-        [msgspec.msgpack.encode(one.meta) for one in kept],
-        [one.original for one in kept],
-        list(ended) if ended is not None else [None] * len(kept),
+        [one.token for one in changes],
+        [one.layer for one in changes],
+        [one.frame for one in changes],
+        [one.job for one in changes],
+        [one.show for one in changes],
+        [str(one.state) for one in changes],
+        [one.word.severity for one in changes],
+        [one.word.rule for one in changes],
+        [one.word.reason for one in changes],
+        [msgspec.msgpack.encode(one.meta) for one in changes],
+        [one.original for one in changes],
+        list(ended) if ended is not None else [None] * len(changes),
     )
 
 
-def output_dead_letters(kept: Sequence[OutputStateChange], reason: Reason) -> list[DeadLetter]:
+def output_dead_letters(changes: Sequence[OutputStateChange], reason: Reason) -> list[DeadLetter]:
     return [
         DeadLetter(
             kind="output",
@@ -298,48 +299,48 @@ def output_dead_letters(kept: Sequence[OutputStateChange], reason: Reason) -> li
             job=one.job,
             error=f"Frame {one.meta.number} of layer {one.meta.layer}: {one.word.reason}",
         )
-        for one in kept
+        for one in changes
     ]
 
 
 def dead_letter_cause(token: int) -> str:
-    """What the dead letter of an output goes by."""
+    """The cause by which the dead letter of an output is found."""
     return f"output:{token}"
 
 
-async def audit_state_changes(tx: Transaction, kept: Sequence[OutputStateChange], phase: OutputCheckPhase) -> None:
-    """At the very end: from here to the commit nobody else writes to the trail."""
-    if kept:
-        await audit.append(tx, [_audit_entry(one, phase) for one in kept])
+async def audit_state_changes(tx: Transaction, changes: Sequence[OutputStateChange], phase: OutputCheckPhase) -> None:
+    """Called last: appending locks the audit trail until the commit."""
+    if changes:
+        await audit.append(tx, [_audit_entry(one, phase) for one in changes])
 
 
-def _audit_entry(kept: OutputStateChange, phase: OutputCheckPhase) -> AuditEntry:
-    word = kept.word
+def _audit_entry(change: OutputStateChange, phase: OutputCheckPhase) -> AuditEntry:
+    word = change.word
     detail = {
-        "show": str(kept.show),
-        "output": kept.token,
-        "frame": kept.meta.number,
-        "layer": kept.meta.layer,
+        "show": str(change.show),
+        "output": change.token,
+        "frame": change.meta.number,
+        "layer": change.meta.layer,
         "phase": phase,
         "rule": word.rule,
         "snapshot": word.snapshot,
         "severity": word.severity,
         "findings": sorted({finding.name for finding in word.findings}),
     }
-    act = "redact" if kept.state == OutputRestriction.REDACTED else "quarantine"
-    return AuditEntry(POLICY_ACTOR, f"output.{act}", f"job:{kept.job}", detail)
+    act = "redact" if change.state == OutputRestriction.REDACTED else "quarantine"
+    return AuditEntry(POLICY_ACTOR, f"output.{act}", f"job:{change.job}", detail)
 
 
-def count_quarantined(kept: Sequence[OutputStateChange], phase: OutputCheckPhase) -> None:
-    for one in kept:
+def count_quarantined(changes: Sequence[OutputStateChange], phase: OutputCheckPhase) -> None:
+    for one in changes:
         QUARANTINED.labels(one.meta.topic, phase).inc()
         if one.word.says is OutputEffect.DENY:
             DENIALS.labels(one.meta.topic).inc()
 
 
-def frame_end_columns(looked: CheckedFrames, tokens: Sequence[int]) -> tuple[list[str | None], list[str | None]]:
-    """How the ends of these frames say what may be read of them, and what was said of it."""
-    seen = [looked.seen.get(token) for token in tokens]
+def frame_end_columns(checked: CheckedFrames, tokens: Sequence[int]) -> tuple[list[str | None], list[str | None]]:
+    """The columns `output` and `checks` of these frame ends."""
+    seen = [checked.seen.get(token) for token in tokens]
     return (
         [one.output if one is not None else None for one in seen],
         [msgspec.json.encode([one.check]).decode() if one is not None else None for one in seen],
@@ -353,7 +354,7 @@ def _needs_check(end: AttemptResult, ending: AttemptOutcome) -> bool:
 
 
 class _LayerOutputMeta(NamedTuple):
-    """What outputs of one layer have in common, and how its frames are numbered."""
+    """Metadata that all outputs of a layer share, and its frame numbering."""
 
     meta: OutputMeta
     first: int
@@ -378,15 +379,15 @@ def _layer_output_meta(row: Record) -> _LayerOutputMeta:
     return _LayerOutputMeta(meta, row["first_frame"], row["frame_step"])
 
 
-def _output_meta(alike: _LayerOutputMeta, frame: EndedAttempt, worker: UUID | None) -> OutputMeta:
+def _output_meta(layer_meta: _LayerOutputMeta, frame: EndedAttempt, worker: UUID | None) -> OutputMeta:
     end = frame.end
     files = tuple((each.name, len(each.data) or _pointer_size(each.pointer)) for each in end.artifacts)
     value = len(end.value or b"") + _pointer_size(end.pointer)
     types = [VALUE_TYPE] if value else []
     types += [mimetypes.guess_type(name)[0] or "application/octet-stream" for name, _ in files]
     return msgspec.structs.replace(
-        alike.meta,
-        number=alike.first + (frame.frame - alike.first) * alike.step,
+        layer_meta.meta,
+        number=layer_meta.first + (frame.frame - layer_meta.first) * layer_meta.step,
         attempt=frame.attempt,
         worker=str(worker or ""),
         took_ms=end.took_ms,
