@@ -1,6 +1,6 @@
-"""Keys, the ledger and dead letters as faces tell them, and what they take. No I/O.
+"""API keys, the ledger and dead letters. No I/O.
 
-Cores are in cores.
+Cores are whole cores, not hundredths.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rota.model.api_key_format import KeyId
 from rota.model.jobs.submission import ResubmitResult
 
 DEAD_LETTERS_MAX: Final = 10_000
-"""Dead letters that are settled at once."""
+"""Dead letters per request."""
 NO_NUL: Final = r"^[^\x00]*$"
-"""The one character that PostgreSQL does not take."""
+"""PostgreSQL text cannot contain NUL."""
 _DeadLetterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 KeyState = Literal["active", "expired", "revoked"]
 DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
@@ -30,13 +30,13 @@ class ResourceAmount(msgspec.Struct, frozen=True):
 
 
 class LedgerLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is counted, in each of its places."""
+    """One counter, in each place where it is stored."""
 
     level: str
     id: UUID
     name: str
     procs: ResourceAmount
-    """What is booked: the truth."""
+    """Sum of the procs: authoritative."""
     table: ResourceAmount
     redis: ResourceAmount | None
     problem: str | None = None
@@ -49,7 +49,7 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     seeded: bool | None
     lines: list[LedgerLineView]
     damaged: list[str] = []
-    """Keys in Redis that no script leaves as they are."""
+    """Redis keys with contents that no script writes."""
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
-    """To about a minute."""
+    """Accurate to about a minute."""
     revoked_at: datetime | None = None
 
 
@@ -71,20 +71,20 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CreatedKey(msgspec.Struct, frozen=True):
-    """`text` is the key itself, which is shown this once."""
+    """`text` is the key itself; it is returned only once."""
 
     key: KeyView
     text: str
 
     def __repr__(self) -> str:
-        return f"KeyMade({self.key.id})"
+        return f"CreatedKey({self.key.id})"
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
         return [("id", self.key.id)]
 
 
 class DeadLetterSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead letters: those that agree with all that is given, which must be something."""
+    """Selects dead letters that match all given fields; at least one is required."""
 
     ids: Annotated[tuple[_DeadLetterId, ...], msgspec.Meta(max_length=DEAD_LETTERS_MAX)] | None = None
     kind: DeadLetterKind | None = None
@@ -94,7 +94,7 @@ class DeadLetterSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DeadLetterActionResult(msgspec.Struct, frozen=True):
-    """Ids of the letters that are gone, and the jobs that run them again."""
+    """Ids of the removed dead letters, and the jobs that retry them."""
 
     gone: list[int]
     jobs: list[ResubmitResult] = []

@@ -1,4 +1,4 @@
-"""Agents as people see them: what the command line shows, and what HTTP and the SDK answer with."""
+"""Agents, as returned by the API and shown by the CLI and the SDK. No I/O."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from rota.model.agents import AgentSpec
 
 HISTORY_MAX: Final = 50
-"""Runs that are kept of each."""
+"""Runs retained per agent."""
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as people see it."""
+    """An agent with its current and last run."""
 
     name: str
     state: str
-    """PAUSED, QUARANTINED, RUNNING, WAITING or DONE; of several, the first."""
+    """PAUSED, QUARANTINED, RUNNING, WAITING or DONE; the first that applies."""
     schedule: str
     group: str
     due: datetime | None
@@ -34,7 +34,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     last_took_ms: int | None
     last_started: datetime | None
     backfill: datetime | None
-    """The slot that a backfill comes to next; None: there is none."""
+    """The next slot of a backfill; None: no backfill."""
     backfill_until: datetime | None
     spec: AgentSpec
 
@@ -48,13 +48,13 @@ class AgentRunView(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: int
     backfill: bool
     slot: datetime | None
-    """The moment of its schedule that it was for."""
+    """The scheduled time that it ran for."""
     due: datetime
     started: datetime
 
 
 class Backfill(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backfill will run."""
+    """The runs of a backfill."""
 
     runs: int
     first: datetime
@@ -65,13 +65,13 @@ class AgentsHealth(msgspec.Struct, frozen=True, kw_only=True):
     health: Literal["HEALTHY", "DEGRADED"]
     reasons: list[str]
     agents: dict[str, int]
-    """How many are in which state."""
+    """Number of agents by state."""
     members: list[str]
     """Replicas that run agents."""
 
 
 class BackfillRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From one moment until before another, both with their time zone."""
+    """A half-open interval; both ends have a time zone."""
 
     since: datetime
     until: datetime
@@ -80,4 +80,4 @@ class BackfillRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class TriggerResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     queued: bool
-    """It runs, and will once more when that run has ended."""
+    """It is running, and runs once more after that."""

@@ -1,6 +1,6 @@
-"""What an explanation is made of. No I/O.
+"""Explanations of jobs. No I/O.
 
-Cores are in cores, for people. Lists are bounded: where there are more, the greatest or the first are told.
+Cores are whole cores. Lists are bounded: the largest or the first entries are included.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from rota.placement import ExcludedWorker
 HOLDERS_MAX: Final = 5
 RUNNING_MAX: Final = 20
 LAYERS_MAX: Final = 20
-"""Layers that are looked into; of the others only their counts are told."""
+"""Layers that are explained; others appear only in the counts."""
 
 RefuserKind = Literal["pool", "show", "subscription", "folder", "dept", "job", "layer", "queue", "policy", "server"]
 
 
 class Refuser(msgspec.Struct, frozen=True):
-    """Who says no, by name; a subscription goes by its pool."""
+    """The limit or object that refuses, by name; a subscription has the name of its pool."""
 
     kind: RefuserKind
     name: str
 
 
 class LimitAmounts(msgspec.Struct, frozen=True):
-    """`have` is in use now, one more frame or job takes `need`, and together they must not pass `limit`."""
+    """`have` is in use, one more frame or job needs `need`, and the sum must not exceed `limit`."""
 
     resource: Literal["cores", "gpus", "jobs"]
     have: float
@@ -42,7 +42,7 @@ class LimitAmounts(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who uses what is missing."""
+    """A user of the resource that is missing."""
 
     kind: Literal["job", "layer", "show"]
     id: UUID
@@ -53,18 +53,18 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that must end first; one of another show goes by its id."""
+    """A job that must end first; a job of another show is named by its id."""
 
     id: JobId
     name: str
     state: JobState
     reason: str | None
     if_failed: AfterFailed
-    """What becomes of the one that waits, unless this one succeeds."""
+    """What happens to the waiting job unless this one succeeds."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that stands in the way."""
+    """One cause that keeps frames from starting."""
 
     tier: Tier
     code: Reason
@@ -77,32 +77,32 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
     waits_for: tuple[BlockingJob, ...] = ()
     considered: int = 0
-    """Workers of its pools that were looked at."""
+    """Number of workers considered in its pools."""
     passed: tuple[ExcludedWorker, ...] = ()
-    """Those of them that get nothing of it, and why."""
+    """Workers among them that were rejected, and why."""
     next_at: datetime | None = None
-    """When it is tried again, where that is known."""
+    """Time of the next try, where known."""
     next_try: str = ""
 
 
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes first. `ahead` is in the layer's own queue, None where it is too far away to be counted."""
+    """Work that goes first. `ahead` counts the layer's own queue; None where there is too much to count."""
 
     ahead: int | None = None
     queues_before: int = 0
     frames_before: int = 0
-    """Of other queues whose turn comes first."""
+    """In other queues that are dispatched first."""
 
 
 class StartEstimate(msgspec.Struct, frozen=True):
-    """In how many seconds the next frame starts; None where nobody can know. `basis` says why."""
+    """Seconds until the next frame starts; None where unknown. `basis` gives the reason."""
 
     in_s: float | None
     basis: str
 
 
 class WaitingLayerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer with frames that wait."""
+    """A layer with waiting frames."""
 
     id: LayerId
     name: str
@@ -110,13 +110,13 @@ class WaitingLayerView(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[FrameState, int]
     waiting: int
     deferred: int = 0
-    """Of those waiting: their time has not come."""
+    """Waiting frames that are not due yet."""
     parked: int = 0
-    """Of its job: put aside until there is room for the job again."""
+    """Frames of its job that are parked until the job may run more."""
     starts: int = 0
-    """Frames that dispatch would start now, if it were their turn."""
+    """Frames that dispatch would start now, if they were first in order."""
     refused_by: Reason | None = None
-    """With which word dispatch refuses the next frame; None: it does not, or it does not come to that."""
+    """The reason that refuses the next frame; None: not refused, or not checked."""
     reasons: tuple[Cause, ...] = ()
     position: QueuePosition = QueuePosition()
     start: StartEstimate = StartEstimate(None, "")
@@ -129,15 +129,15 @@ class RunningFramesView(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     frames: int
     since: datetime
-    """When the first of them was booked."""
+    """Time of the first booking."""
 
 
 class FrameFailureView(msgspec.Struct, frozen=True, kw_only=True):
-    """The frame of a job that failed first."""
+    """The first frame of a job that failed."""
 
     layer: str
     frame: int
-    """Its number as it was submitted."""
+    """Frame number, as submitted."""
     attempt: int
     state: str
     code: str | None
@@ -147,7 +147,7 @@ class FrameFailureView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is not running, or what became of it."""
+    """Why a job is not running, or how it ended."""
 
     job: JobId
     name: str
@@ -155,11 +155,11 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     reason: str | None
     sentence: str
-    """The answer in one sentence."""
+    """Summary in one sentence."""
     waiting: int
     on_workers: int
     reasons: tuple[Cause, ...] = ()
-    """Of the job and of all its layers; what is to be mended first comes first."""
+    """Causes of the job and all its layers; the one to fix first comes first."""
     layers: tuple[WaitingLayerView, ...] = ()
     running: tuple[RunningFramesView, ...] = ()
     first_failure: FrameFailureView | None = None
@@ -167,4 +167,4 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     wait_until: datetime | None = None
     known_by: Literal["server", "postgres"] = "server"
     not_known: str = ""
-    """What whoever answered could not see."""
+    """What the responder could not determine."""

@@ -1,6 +1,6 @@
-"""Shows, shares, pools, workers and queues as faces tell them, and what they take to change one. No I/O.
+"""Shows, subscriptions, pools, workers and queues, and requests that change them. No I/O.
 
-Cores are in cores. A cap of -1 is none. What is left out of a change stays as it is.
+Cores are whole cores. A cap of -1 means no cap. Fields omitted from a change stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     name: str
     managed: bool
-    """Whether Redis keeps its books; PostgreSQL otherwise."""
+    """Whether its accounts are in Redis; otherwise in PostgreSQL."""
     max_jobs: int = -1
-    """Jobs that may run at once."""
+    """Limit of concurrent jobs."""
 
 
 class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A show's part of a pool."""
+    """A show's share of a pool."""
 
     pool: str
     size: float
-    """What it can count on, and its weight where shows compete."""
+    """Guaranteed cores, and its weight where shows compete."""
     burst: float
-    """What it may use at most."""
+    """Hard cap of its usage."""
     gpu_burst: int = -1
     used_cores: float = 0
     used_gpus: int = 0
@@ -56,7 +56,7 @@ class ShowQuotaView(msgspec.Struct, frozen=True, kw_only=True):
     folders: list[CapsView]
     departments: list[CapsView]
     is_old: bool = False
-    """Redis does not tell now, so what is used is as of the last recount."""
+    """Redis is unavailable: usage is as of the last reconciliation."""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     pools: tuple[str, ...]
-    """The first that can run a frame does."""
+    """In order of preference: a frame runs in the first that can run it."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,14 +87,14 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     tasks: tuple[str, ...] = ()
     frames: int
-    """On it now."""
+    """Frames on it now."""
     used_cores: float
     used_gpus: int
     jobs: int
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """Frames by where they are; ended ones include those that were pruned since."""
+    """Frame counts; ended frames include pruned ones."""
 
     queue: str
     show: str | None = None
@@ -110,11 +110,11 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a change that asked for something by name."""
+    """The result of a change of a named object."""
 
     name: str
     changed: bool
-    """False: it was like this already."""
+    """False: it was in that state already."""
 
 
 class NamedResource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +127,7 @@ class ShowSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ShowChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing at a time."""
+    """Exactly one field per request."""
 
     name: _Name | None = None
     managed: bool | None = None
@@ -150,7 +150,7 @@ class CapsChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class JobCapsChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a job, or of a layer of it."""
+    """Caps of a job, or of one of its layers."""
 
     layer: str | None = None
     max_cores: Cores | None = None

@@ -1,4 +1,4 @@
-"""What the explanation of a run is made of. No I/O."""
+"""Explanations of workflow runs. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.model.reasons import Reason, Tier
 from rota.model.workflows.run_state import RunState
 
 JOBS_MAX: Final = 10
-"""Jobs that are explained themselves; of others only their ids are told."""
+"""Jobs that are explained; of others only the ids are included."""
 STEPS_MAX: Final = 50
 
 
@@ -27,13 +27,13 @@ class RunCause(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     remedy: str
     run: RunId
-    """The run that is explained, or one inside of it."""
+    """The explained run, or a child run of it."""
     step: str | None = None
     """None when it concerns the whole run."""
     waits_for: UUID | None = None
     """The job, run or approval that must end first."""
     next_at: datetime | None = None
-    """When that happens by itself, where it is known."""
+    """Time at which the wait ends by itself, where known."""
     next_try: str = ""
 
 
@@ -46,11 +46,11 @@ class RunExplanation(msgspec.Struct, frozen=True, kw_only=True):
     show: str
     state: RunState
     sentence: str
-    """The answer in one sentence."""
+    """Summary in one sentence."""
     reasons: tuple[RunCause, ...] = ()
-    """What changes first comes first."""
+    """The one that changes first comes first."""
     jobs: tuple[JobExplanation, ...] = ()
-    """The jobs that it waits for, and why they have not ended."""
+    """The jobs that it waits for, explained."""
     saga: SagaView | None = None
 
 
@@ -65,8 +65,8 @@ def run_cause(
     next_at: datetime | None = None,
     next_try: str = "",
 ) -> RunCause:
-    """With what its code says by itself where there is nothing to add."""
-    assert code.tier is not None, f"{code} is nothing that a run waits for"
+    """A cause with defaults of its code."""
+    assert code.tier is not None, f"{code} is not a reason to wait"
     return RunCause(
         tier=code.tier,
         code=code,

@@ -1,4 +1,4 @@
-"""Workflows and runs as people and programs see them. No I/O."""
+"""Workflow definitions, runs and sagas. No I/O."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class WorkflowDeclareResult(msgspec.Struct, frozen=True):
     workflow: str
     version: int
     changed: bool
-    """False: the latest version says the same."""
+    """False: the latest version is identical."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run is given."""
+    """How to start a run."""
 
     input: dict[str, Any] = {}
     version: int = 0
     """Of the definition; 0: the latest."""
     key: str = ""
-    """Two runs of one key are one run."""
+    """Idempotency key: a second start with the same key returns the first run."""
 
 
 class RunChangeResult(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class RunChangeResult(msgspec.Struct, frozen=True):
 class RollbackResult(msgspec.Struct, frozen=True):
     run: RunId
     entries: int
-    """Jobs that are being undone."""
+    """Number of jobs being undone."""
 
 
 class RerunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class RunStartResult(msgspec.Struct, frozen=True):
     run: RunId
     version: int
     already: bool = False
-    """Whether it was there before, under the same key."""
+    """Whether the run existed already under the same key."""
 
 
 class WorkflowStepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class RunTimelineEntry(msgspec.Struct, frozen=True):
 
 
 class SagaEntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """What undoes a job, and what has become of it."""
+    """A compensation: the job that it undoes, and its state."""
 
     job: UUID
     step: str
@@ -113,7 +113,7 @@ class SagaEntryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SagaView(msgspec.Struct, frozen=True):
-    """What a run, or jobs that name the same `workflow_id`, have to undo; the last recorded first."""
+    """Compensations of a run, or of jobs with the same `workflow_id`; last recorded first."""
 
     state: str
     reason: str | None
