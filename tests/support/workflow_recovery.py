@@ -56,7 +56,7 @@ class Netted(Room):
         return mended
 
     async def prune(self, batch=2):
-        return await self.net.pruning.prune_by_kind(await self.lead(), batch=batch)
+        return await self.net.pruner.prune_by_kind(await self.lead(), batch=batch)
 
     async def keep(self):
         """What the services of a replica do by and by."""

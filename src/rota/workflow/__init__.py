@@ -1,25 +1,23 @@
-"""Workflows: definitions, runs, timers, sagas.
+"""Workflows: definitions, runs, timers and sagas.
 
-| module | what it does |
+| module | subject |
 |---|---|
-| `definitions` | versions of definitions, and those that are in use, compiled |
-| `sagas` | what undoes jobs, recorded and carried out in reverse |
-| `turns` | a run that is being advanced: what was read of it, and what is to be written |
-| `advancing` | one transaction: news and timers, decisions, next jobs, state and history |
-| `approving` | steps that wait for people: asked for, locked, decided, withdrawn |
-| `advancer` | the service: when to look, and what to do when a batch fails |
-| `rerunning` | what a run that begins at a step takes over |
-| `desk` | what people ask for: start, cancel, pause, resume, rerun, rollback |
-| `telling` | what happened, as events |
-| `explaining` | what a run waits for |
-| `watching` | the history of runs that somebody follows |
-| `looking` | runs as they are shown |
-| `timer_index`, `saga_mirror` | what Redis shows of timers and sagas |
-| `mirror` | tells Redis of changes, off everybody's way |
-| `poller` | keeps what Redis shows in line with PostgreSQL |
-| `reconciler` | the net: `mending` what waits in vain, `pruning` what ended long ago |
+| `definitions`, `yaml_loader` | versions of definitions, and a cache of compiled ones; definitions from YAML |
+| `run_commands` | commands: start, cancel, pause, resume, rerun, roll back |
+| `executor` | the service that advances runs: when to poll, and how to handle a failed batch |
+| `advance_transaction` | one transaction: inbox and timers, decisions, next jobs, state and history |
+| `run_context` | one run in that transaction: state read, inbox, transition to write |
+| `inbox_cursor` | lowest inbox id that can still be unprocessed |
+| `step_approvals` | approval steps: request, lock, decide, withdraw |
+| `sagas` | compensations, recorded and carried out in reverse |
+| `rerun` | the steps and compensations that a rerun takes over |
+| `run_events`, `run_history` | changes of runs as events; histories for watchers |
+| `run_queries`, `explain` | read models of runs; what a run waits for |
+| `redis_mirror` | a copy of timers and sagas in Redis, for people to read |
+| `recovery` | repairs stuck runs and sagas; retention |
 
-All of it follows docs/adr/0021-workflows.md. `rota.model.workflows.state_machine` decides. PostgreSQL enforces T1 (a timer is
-deleted when it is due, by its own clock, in the transaction of what follows) and F1 (the lock of the run's row, and the
-fence that every write names). W1 is kept by `sagas`.
+The design is docs/adr/0021-workflows.md. `rota.model.workflows.state_machine` decides, without I/O. PostgreSQL enforces
+T1 (a timer is deleted when it is due, by PostgreSQL's clock, in the transaction of its effect) and F1 (a lock on the
+run's row, and a fence that every write checks). `sagas` ensures W1. The HTTP API calls `RunCommands` and `RunQueries`;
+every replica runs the executor; leaders run `redis_mirror.reconciler` and `recovery.reconciler`.
 """

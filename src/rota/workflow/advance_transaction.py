@@ -1,8 +1,8 @@
-"""One transaction that advances runs: news and timers, decisions, next jobs, state and history.
+"""One transaction that advances runs: inbox and timers, decisions, next jobs, state and history.
 
-Everything of a batch is one commit. Who dies before it has done nothing, who dies after it has nothing left to do. A
-submission that is refused undoes the whole batch; the next try is made run by run, each behind a savepoint, so that a
-bad one fails alone (`alone=True`).
+A batch is one commit: a crash before it leaves nothing done, a crash after it leaves nothing to do. A rejected
+submission rolls back the whole batch; the retry goes run by run, each behind a savepoint, so that a bad run fails alone
+(`alone=True`).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ SHOW_NAMES = query(__package__, "called")
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
 STALE_FENCE_SQLSTATE: Final = "RT001"
-INTERNAL_ERROR: Final = "A defect of Rota keeps this run from going on: its server's log has the trace."
+INTERNAL_ERROR: Final = "An internal error of Rota stopped this run: see the server's log for the traceback."
 NOTIFY_SUBJECT: Final = "sys.workflow.notify"
 _pack = msgspec.msgpack.Encoder().encode
 
-RUNS_ENDED = metrics.counter("rota_workflow_runs_ended", "Runs of workflows that ended, by how.", labels=("state",))
-STEPS_STARTED = metrics.counter("rota_workflow_steps_started", "Jobs and runs that steps of workflows have started.")
+RUNS_ENDED = metrics.counter("rota_workflow_runs_ended", "Workflow runs ended, by state.", labels=("state",))
+STEPS_STARTED = metrics.counter("rota_workflow_steps_started", "Jobs and child runs started by workflow steps.")
 BATCH_RUNS = metrics.histogram(
     "rota_workflow_batch_runs", "Runs advanced by one transaction.", buckets=(1, 4, 16, 64, 128, 256, 512)
 )
@@ -70,7 +70,7 @@ Flows = dict[int, tuple[int, CompiledWorkflow]]
 
 
 class AdvanceResult(msgspec.Struct):
-    """What came of a batch, for whoever tells others once it is committed."""
+    """Changes of a batch, to be published after the commit."""
 
     turns: list[RunContext] = []
     plans: list[ValidatedSubmission] = []
@@ -78,7 +78,7 @@ class AdvanceResult(msgspec.Struct):
     stops: list[UUID] = []
     timers: int = 0
     first: int | None = None
-    """The least number of the news that was taken up."""
+    """The lowest inbox id processed."""
     asked: list[Approval] = []
 
     def add(self, more: AdvanceResult) -> None:
@@ -90,8 +90,10 @@ class AdvanceResult(msgspec.Struct):
         self.asked += more.asked
 
     def record_metrics(self) -> None:
-        STEPS_STARTED.inc(sum(len(turn.moves.starts) + len(turn.moves.children) for turn in self.turns))
-        for state, runs in Counter(turn.state for turn in self.turns if turn.state.ended).items():
+        STEPS_STARTED.inc(
+            sum(len(context.transition.starts) + len(context.transition.children) for context in self.turns)
+        )
+        for state, runs in Counter(context.state for context in self.turns if context.state.ended).items():
             RUNS_ENDED.labels(state.value).inc(runs)
         BATCH_RUNS.observe(len(self.turns))
 
@@ -106,7 +108,7 @@ class AdvanceTransaction:
     async def advance_pending(
         self, tx: Transaction, most: int = BATCH, *, since: int = 0, alone: bool = False
     ) -> AdvanceResult:
-        """Advance runs that have something to hear, by news from number `since` on."""
+        """Advance runs with inbox messages from id `since` on, or due timers."""
         rows = await tx.rows(TAKE_INBOX, most, since)
         if not rows:
             return AdvanceResult()
@@ -118,43 +120,46 @@ class AdvanceTransaction:
         done.first = min((row["news_id"] for row in rows if row["news_id"] is not None), default=None)
         return done
 
-    async def advance(self, tx: Transaction, turns: Sequence[RunContext], *, alone: bool = False) -> AdvanceResult:
-        """Decide about runs that are locked, and write it."""
+    async def advance(self, tx: Transaction, contexts: Sequence[RunContext], *, alone: bool = False) -> AdvanceResult:
+        """Decide about locked runs, and write the result."""
         done = AdvanceResult()
-        wave = list(turns)
+        wave = list(contexts)
         for _ in range(RUN_DEPTH_MAX + 1):
             if not wave:
                 break
             wave = await self._advance_level(tx, wave, done, alone=alone)
-        done.timers = sum(len(turn.moves.timers) for turn in done.turns)
+        done.timers = sum(len(context.transition.timers) for context in done.turns)
         await self._write(tx, done.turns)
         done.asked = await self.approving.request_and_withdraw(tx, done.turns)
         failpoints.hit("workflow.before_commit")
         return done
 
     async def _advance_individually(self, tx: Transaction, rows: Sequence[Record]) -> AdvanceResult:
-        """Each run behind a savepoint: what cannot be read, decided or written of one keeps no other from going on."""
+        """Each run behind a savepoint: a run that cannot be read, decided or written does not block others."""
         done = AdvanceResult()
-        for _, told in groupby(rows, itemgetter("pk_run")):
-            news = list(told)
+        for _, fields in groupby(rows, itemgetter("pk_run")):
+            news = list(fields)
             try:
                 async with tx.savepoint():
                     done.add(await self.advance(tx, await self._load_contexts(tx, news), alone=True))
             except Exception as error:
                 if _is_transient(error):
                     raise
-                log.exception("run_cannot_be_advanced", run=str(news[0]["pk_run"]))
-                turn = RunContext.from_row(news[0])
-                turn.fail(INTERNAL_ERROR)
-                await self._write(tx, [turn])
-                done.turns.append(turn)
+                log.exception("run_advance_failed", run=str(news[0]["pk_run"]))
+                context = RunContext.from_row(news[0])
+                context.fail(INTERNAL_ERROR)
+                await self._write(tx, [context])
+                done.turns.append(context)
         return done
 
     async def create_runs(
-        self, tx: Transaction, given: Sequence[tuple[WorkflowVersion, RunId, dict[str, object], str | None]], actor: str
+        self,
+        tx: Transaction,
+        new_runs: Sequence[tuple[WorkflowVersion, RunId, dict[str, object], str | None]],
+        actor: str,
     ) -> list[RunContext | None]:
-        """New runs, not advanced yet; None for one whose key was used before. `actor` submits all that they do."""
-        return await self._insert_runs(tx, [(*each, RunParent(actor)) for each in given])
+        """Insert runs without advancing them; None where the key is taken. `actor` is the principal of their jobs."""
+        return await self._insert_runs(tx, [(*each, RunParent(actor)) for each in new_runs])
 
     async def _load_contexts(self, tx: Transaction, rows: Sequence[Record]) -> list[RunContext]:
         layers = [row["pk_layer"] for row in rows if row["kind"] == "job" and (row["frames"] or 0) > 1]
@@ -162,205 +167,222 @@ class AdvanceTransaction:
         mapped = for_each_results(await tx.rows(FOR_EACH_RESULTS, layers)) if layers else {}
         partly = await _partially_succeeded(tx, rows) if layers else frozenset()
         outputs = {row["pk_run"]: row["output"] for row in await tx.rows(OUTPUTS, children)} if children else {}
-        turns = contexts_from_inbox(rows, mapped, outputs, partly)
-        await self.sagas.record(tx, _joined_job_compensations(turns, rows))
-        return turns
+        contexts = contexts_from_inbox(rows, mapped, outputs, partly)
+        await self.sagas.record(tx, _joined_job_compensations(contexts, rows))
+        return contexts
 
     async def _advance_level(
-        self, tx: Transaction, turns: list[RunContext], done: AdvanceResult, *, alone: bool
+        self, tx: Transaction, contexts: list[RunContext], done: AdvanceResult, *, alone: bool
     ) -> list[RunContext]:
-        """Decide about these; returns the runs that they start."""
-        flows = await self.definitions.many({turn.workflow for turn in turns}, tx)
-        await self._read_values(tx, [turn for turn in turns if flows[turn.workflow][1].reads])
-        await self._read_show_names(tx, turns)
-        for turn in turns:
-            version, flow = flows[turn.workflow]
+        """Decide about these runs; returns the child runs that they start."""
+        flows = await self.definitions.many({context.workflow for context in contexts}, tx)
+        await self._read_values(tx, [context for context in contexts if flows[context.workflow][1].reads])
+        await self._read_show_names(tx, contexts)
+        for context in contexts:
+            version, flow = flows[context.workflow]
             try:
-                turn.decide(flow, version)
+                context.decide(flow, version)
             except Exception:
                 if not alone:
                     raise
-                log.exception("run_cannot_be_advanced", run=str(turn.run))
-                turn.fail(INTERNAL_ERROR)
-        children = await self._resolve_child_runs(tx, turns, flows)
-        await self._record_compensations(tx, turns, flows)
-        await self._cancel_jobs_and_runs(tx, turns, done)
+                log.exception("run_advance_failed", run=str(context.run))
+                context.fail(INTERNAL_ERROR)
+        children = await self._resolve_child_runs(tx, contexts, flows)
+        await self._record_compensations(tx, contexts, flows)
+        await self._cancel_jobs_and_runs(tx, contexts, done)
         if alone:
-            for turn in turns:
-                children = await self._submit_individually(tx, turn, flows, done, children)
-            await self._cancel_jobs_and_runs(tx, turns, done)
+            for context in contexts:
+                children = await self._submit_individually(tx, context, flows, done, children)
+            await self._cancel_jobs_and_runs(tx, contexts, done)
         else:
-            await self._submit(tx, turns, flows, done)
-        for turn in turns:
-            turn.assign_approval_ids(flows[turn.workflow][1])
-        done.turns += turns
-        await self._notify(tx, turns, flows)
-        return await self._start_child_runs(tx, [birth for birth in children if birth.is_current], flows)
-
-    async def _record_compensations(self, tx: Transaction, turns: Sequence[RunContext], flows: Flows) -> None:
-        """Record what undoes the steps that have succeeded; runs that fail and want it undone go on until it is."""
-        await self.sagas.record(
-            tx, [_job_compensation(turn, flows, undo) for turn in turns for undo in turn.moves.undos]
+            await self._submit(tx, contexts, flows, done)
+        for context in contexts:
+            context.assign_approval_ids(flows[context.workflow][1])
+        done.turns += contexts
+        await self._notify(tx, contexts, flows)
+        return await self._start_child_runs(
+            tx, [child_start for child_start in children if child_start.is_current], flows
         )
-        for turn in [each for each in turns if each.wants_rollback(flows[each.workflow][1].spec)]:
-            if await self.sagas.roll_back(tx, [(turn.show, str(turn.run))], storable_text(turn.now.error)):
-                turn.start_compensating()
 
-    async def _read_values(self, tx: Transaction, turns: Sequence[RunContext]) -> None:
-        by_run = {turn.run: turn for turn in turns if turn.fence > 0}
+    async def _record_compensations(self, tx: Transaction, contexts: Sequence[RunContext], flows: Flows) -> None:
+        """Record compensations of succeeded steps; failed runs with a rollback stay alive until it is done."""
+        await self.sagas.record(
+            tx, [_job_compensation(context, flows, undo) for context in contexts for undo in context.transition.undos]
+        )
+        for context in [each for each in contexts if each.wants_rollback(flows[each.workflow][1].spec)]:
+            if await self.sagas.roll_back(tx, [(context.show, str(context.run))], storable_text(context.now.error)):
+                context.start_compensating()
+
+    async def _read_values(self, tx: Transaction, contexts: Sequence[RunContext]) -> None:
+        by_run = {context.run: context for context in contexts if context.fence > 0}
         for row in await tx.rows(VALUES, list(by_run)) if by_run else ():
             by_run[row["pk_run"]].values[row["place"]] = msgspec.msgpack.decode(row["value"])
 
-    async def _read_show_names(self, tx: Transaction, turns: Sequence[RunContext]) -> None:
-        """Shows by the names that they have now; of one that is gone nothing has the name."""
+    async def _read_show_names(self, tx: Transaction, contexts: Sequence[RunContext]) -> None:
+        """Current names of the shows; a deleted show is named by its id."""
         names = {
-            row["pk_show"]: row["str_name"] for row in await tx.rows(SHOW_NAMES, list({turn.show for turn in turns}))
+            row["pk_show"]: row["str_name"]
+            for row in await tx.rows(SHOW_NAMES, list({context.show for context in contexts}))
         }
-        for turn in turns:
-            turn.called = names.get(turn.show) or str(turn.show)
+        for context in contexts:
+            context.show_name = names.get(context.show) or str(context.show)
 
-    async def _submit(self, tx: Transaction, turns: Sequence[RunContext], flows: Flows, done: AdvanceResult) -> None:
-        starts = [(turn, start) for turn in turns for start in turn.moves.starts]
+    async def _submit(self, tx: Transaction, contexts: Sequence[RunContext], flows: Flows, done: AdvanceResult) -> None:
+        starts = [(context, start) for context in contexts for start in context.transition.starts]
         if not starts:
             return
         plans = [start.plan for _, start in starts]
         submitted = await self.submitter.write(plans, on=tx)
-        for (turn, start), one in zip(starts, submitted, strict=True):
-            turn.step_started(flows[turn.workflow][1], start.place, one.job)
+        for (context, start), one in zip(starts, submitted, strict=True):
+            context.step_started(flows[context.workflow][1], start.place, one.job)
         done.plans += plans
         done.submitted += submitted
 
     async def _submit_individually(
-        self, tx: Transaction, turn: RunContext, flows: Flows, done: AdvanceResult, children: list[ChildRunStart]
+        self, tx: Transaction, context: RunContext, flows: Flows, done: AdvanceResult, children: list[ChildRunStart]
     ) -> list[ChildRunStart]:
-        """A run whose steps are refused goes on without them: they fail, and say why. Returns the runs to start."""
-        for _ in range(len(turn.now.steps) + 1):
+        """A run whose submissions are rejected continues: those steps fail with the reason. Returns the child runs."""
+        for _ in range(len(context.now.steps) + 1):
             try:
                 async with tx.savepoint():
-                    await self._submit(tx, [turn], flows, done)
+                    await self._submit(tx, [context], flows, done)
             except Unavailable:
                 raise
-            except RotaError as refused:
-                turn.refused |= {start.place: refused.sentence for start in turn.moves.starts}
-                version, flow = flows[turn.workflow]
-                turn.decide(flow, version)
-                others = [birth for birth in children if birth.turn is not turn]
-                children = [*others, *await self._resolve_child_runs(tx, [turn], flows)]
-                await self._record_compensations(tx, [turn], flows)
+            except RotaError as rejection:
+                context.refused |= {start.place: rejection.sentence for start in context.transition.starts}
+                version, flow = flows[context.workflow]
+                context.decide(flow, version)
+                others = [child_start for child_start in children if child_start.turn is not context]
+                children = [*others, *await self._resolve_child_runs(tx, [context], flows)]
+                await self._record_compensations(tx, [context], flows)
             else:
                 break
         return children
 
-    async def _cancel_jobs_and_runs(self, tx: Transaction, turns: Sequence[RunContext], done: AdvanceResult) -> None:
-        """Jobs first, since whoever submits locks queues after jobs."""
-        stops = sorted({job for turn in turns for job in turn.moves.stops})
+    async def _cancel_jobs_and_runs(self, tx: Transaction, contexts: Sequence[RunContext], done: AdvanceResult) -> None:
+        """Jobs first: submitters lock queues after jobs, so this order cannot deadlock."""
+        stops = sorted({job for context in contexts for job in context.transition.stops})
         for job in stops:
             await tx.row(END_AS, job, JobState.CANCELLED.value, Reason.CANCELLED.value)
         done.stops += stops
-        if runs := sorted({run for turn in turns for run in turn.moves.stop_runs}):
+        if runs := sorted({run for context in contexts for run in context.transition.stop_runs}):
             await tx.run(CANCEL, runs)
 
     async def _resolve_child_runs(
-        self, tx: Transaction, turns: Sequence[RunContext], flows: Flows
+        self, tx: Transaction, contexts: Sequence[RunContext], flows: Flows
     ) -> list[ChildRunStart]:
-        """What steps start, by name; one that cannot be started fails."""
-        births: list[ChildRunStart] = []
-        for turn in turns:
-            if not turn.moves.children:
+        """Find the workflows of child runs; a step whose child run cannot start fails."""
+        child_starts: list[ChildRunStart] = []
+        for context in contexts:
+            if not context.transition.children:
                 continue
-            version, flow = flows[turn.workflow]
+            version, flow = flows[context.workflow]
             found: list[ChildRunStart] = []
-            for _ in range(len(turn.now.steps) + 1):
-                found, faults_ = await self._child_run_starts(tx, turn)
-                if not faults_:
+            for _ in range(len(context.now.steps) + 1):
+                found, errors = await self._child_run_starts(tx, context)
+                if not errors:
                     break
-                turn.refused |= faults_
-                turn.decide(flow, version)
-            births += found
-        return births
+                context.refused |= errors
+                context.decide(flow, version)
+            child_starts += found
+        return child_starts
 
-    async def _child_run_starts(self, tx: Transaction, turn: RunContext) -> tuple[list[ChildRunStart], dict[int, str]]:
-        births: list[ChildRunStart] = []
-        wrong: dict[int, str] = {}
-        for child in turn.moves.children:
+    async def _child_run_starts(
+        self, tx: Transaction, context: RunContext
+    ) -> tuple[list[ChildRunStart], dict[int, str]]:
+        child_starts: list[ChildRunStart] = []
+        errors: dict[int, str] = {}
+        for child in context.transition.children:
             try:
-                if turn.depth >= RUN_DEPTH_MAX:
-                    raise NotFound(f"Runs inside runs are {RUN_DEPTH_MAX} deep: does {child.workflow} start itself?")
-                version = await self.definitions.find(turn.called, child.workflow, on=tx)
-                births.append(ChildRunStart(turn, child.place, version, version.flow.inputs(child.input)))
+                if context.depth >= RUN_DEPTH_MAX:
+                    raise NotFound(
+                        f"Child runs are nested {RUN_DEPTH_MAX} deep: check whether {child.workflow} starts itself."
+                    )
+                version = await self.definitions.find(context.show_name, child.workflow, on=tx)
+                child_starts.append(ChildRunStart(context, child.place, version, version.flow.inputs(child.input)))
             except Unavailable:
                 raise
-            except RotaError as refused:
-                wrong[child.place] = refused.sentence
-        return births, wrong
+            except RotaError as rejection:
+                errors[child.place] = rejection.sentence
+        return child_starts, errors
 
     async def _start_child_runs(
-        self, tx: Transaction, births: Sequence[ChildRunStart], flows: Flows
+        self, tx: Transaction, child_starts: Sequence[ChildRunStart], flows: Flows
     ) -> list[RunContext]:
-        if not births:
+        if not child_starts:
             return []
-        given = []
-        for birth in births:
-            run = new_run_id(birth.turn.now_ms)
-            birth.turn.step_started(flows[birth.turn.workflow][1], birth.place, run)
-            parent = birth.turn
-            given.append(
-                (birth.version, run, birth.input, None, RunParent(parent.actor, parent.run, parent.root, parent.depth))
+        new_runs = []
+        for child_start in child_starts:
+            run = new_run_id(child_start.turn.now_ms)
+            child_start.turn.step_started(flows[child_start.turn.workflow][1], child_start.place, run)
+            parent = child_start.turn
+            new_runs.append(
+                (
+                    child_start.version,
+                    run,
+                    child_start.input,
+                    None,
+                    RunParent(parent.actor, parent.run, parent.root, parent.depth),
+                )
             )
-        return [turn for turn in await self._insert_runs(tx, given) if turn is not None]
+        return [context for context in await self._insert_runs(tx, new_runs) if context is not None]
 
     async def _insert_runs(
         self,
         tx: Transaction,
-        given: Sequence[tuple[WorkflowVersion, RunId, dict[str, object], str | None, RunParent]],
+        new_runs: Sequence[tuple[WorkflowVersion, RunId, dict[str, object], str | None, RunParent]],
     ) -> list[RunContext | None]:
-        steps = [_pack(new_run_status(version.flow)) for version, *_ in given]
-        inputs = [_pack(values) for _, _, values, *_ in given]
+        steps = [_pack(new_run_status(version.flow)) for version, *_ in new_runs]
+        inputs = [_pack(values) for _, _, values, *_ in new_runs]
         rows = await tx.rows(
             INSERT_RUNS,
-            [run for _, run, *_ in given],
-            [version.show for version, *_ in given],
-            [version.id for version, *_ in given],
+            [run for _, run, *_ in new_runs],
+            [version.show for version, *_ in new_runs],
+            [version.id for version, *_ in new_runs],
             steps,
             inputs,
-            [key for *_, key, _ in given],
-            [parent.run for *_, parent in given],
-            [parent.root or run for _, run, *_, parent in given],
-            [parent.depth + 1 for *_, parent in given],
-            [parent.actor for *_, parent in given],
+            [key for *_, key, _ in new_runs],
+            [parent.run for *_, parent in new_runs],
+            [parent.root or run for _, run, *_, parent in new_runs],
+            [parent.depth + 1 for *_, parent in new_runs],
+            [parent.actor for *_, parent in new_runs],
         )
-        turns: list[RunContext | None] = []
-        for row, (version, run, *_, parent), now, values in zip(rows, given, steps, inputs, strict=True):
+        contexts: list[RunContext | None] = []
+        for row, (version, run, *_, parent), now, values in zip(rows, new_runs, steps, inputs, strict=True):
             depth, root = parent.depth + 1, parent.root or run
-            turn = RunContext(
+            context = RunContext(
                 run, version.show, version.id, now, 0, values, row["now_ms"], depth, root, actor=parent.actor
             )
-            turn.news = [RunBegan()]
-            turns.append(turn if row["made"] else None)
-        return turns
+            context.inbox = [RunBegan()]
+            contexts.append(context if row["made"] else None)
+        return contexts
 
-    async def _notify(self, tx: Transaction, turns: Sequence[RunContext], flows: Flows) -> None:
-        notes = [(turn, place, text) for turn in turns for place, text in turn.moves.notes]
+    async def _notify(self, tx: Transaction, contexts: Sequence[RunContext], flows: Flows) -> None:
+        notes = [(context, place, text) for context in contexts for place, text in context.transition.notes]
         if notes:
             await outbox.add(
-                tx, [_notification(turn, flows[turn.workflow][1].steps[place].id, text) for turn, place, text in notes]
+                tx,
+                [
+                    _notification(context, flows[context.workflow][1].steps[place].id, text)
+                    for context, place, text in notes
+                ],
             )
 
-    async def _write(self, tx: Transaction, turns: Sequence[RunContext]) -> None:
-        if not turns:
+    async def _write(self, tx: Transaction, contexts: Sequence[RunContext]) -> None:
+        if not contexts:
             return
         try:
-            await tx.rows(WRITE, *write_arguments(turns))
+            await tx.rows(WRITE, *write_arguments(contexts))
         except asyncpg.PostgresError as error:
             if error.sqlstate != STALE_FENCE_SQLSTATE:
                 raise
             raise StaleFence(
-                "A run was advanced by somebody else meanwhile: nothing was written, look again."
+                "Another process advanced a run meanwhile, and nothing was written: read the run again."
             ) from error
 
 
 class RunParent(msgspec.Struct, frozen=True):
-    """What starts a run: somebody, by a run of theirs or without one."""
+    """The origin of a run: an actor, and the parent run if there is one."""
 
     actor: str
     run: RunId | None = None
@@ -369,7 +391,7 @@ class RunParent(msgspec.Struct, frozen=True):
 
 
 class ChildRunStart(msgspec.Struct, frozen=True):
-    """A run that a step is to start."""
+    """A child run that a step will start."""
 
     turn: RunContext
     place: int
@@ -378,12 +400,12 @@ class ChildRunStart(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether what was decided about its parent since then still starts it."""
-        return any(child.place == self.place for child in self.turn.moves.children)
+        """Whether the latest decision about its parent still starts it."""
+        return any(child.place == self.place for child in self.turn.transition.children)
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether trying again later may help: the server was away, busy or in the way of itself."""
+    """Whether a retry may help: the server was unavailable or busy, or the transaction conflicted."""
     if isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)):
         return False
     return isinstance(error, (Unavailable, StaleFence, *FAILURES))
@@ -393,18 +415,18 @@ def new_run_id(now_ms: int) -> RunId:
     return RunId(uuid7(now_ms, secrets.token_bytes(ENTROPY_BYTES)))
 
 
-def _job_compensation(turn: RunContext, flows: Flows, undo: RecordCompensation) -> JobCompensation:
-    """What a step has done, with what undoes it; it belongs to the saga of the run that all of it began with."""
-    step = flows[turn.workflow][1].steps[undo.place]
+def _job_compensation(context: RunContext, flows: Flows, undo: RecordCompensation) -> JobCompensation:
+    """The compensation of a step; it belongs to the saga of the root run."""
+    step = flows[context.workflow][1].steps[undo.place]
     by = step_compensation(step, undo)
-    name = f"{step.id}" if turn.depth == 0 else f"{turn.run}/{step.id}"
+    name = f"{step.id}" if context.depth == 0 else f"{context.run}/{step.id}"
     return JobCompensation(
-        show=turn.show, saga=str(turn.root), job=undo.job, by=by, step=name, error=storable_text(undo.error)
+        show=context.show, saga=str(context.root), job=undo.job, by=by, step=name, error=storable_text(undo.error)
     )
 
 
 async def _partially_succeeded(tx: Transaction, rows: Sequence[Record]) -> frozenset[UUID]:
-    """Jobs of several frames that did not succeed, and some frames of which have."""
+    """Failed jobs of several frames of which some succeeded."""
     failed = [
         row["pk_job"]
         for row in rows
@@ -413,22 +435,26 @@ async def _partially_succeeded(tx: Transaction, rows: Sequence[Record]) -> froze
     return frozenset(row["pk_job"] for row in await tx.rows(PARTIALLY_SUCCEEDED, failed)) if failed else frozenset()
 
 
-def _joined_job_compensations(turns: Sequence[RunContext], rows: Sequence[Record]) -> list[JobCompensation]:
-    """Jobs that are no steps, and have named the run as theirs."""
-    by_run = {turn.run: turn for turn in turns}
+def _joined_job_compensations(contexts: Sequence[RunContext], rows: Sequence[Record]) -> list[JobCompensation]:
+    """Compensations of jobs that are not steps and named the run as their `workflow_id`."""
+    by_run = {context.run: context for context in contexts}
     found = []
     for row in rows:
         if row["kind"] == "job" and row["request"] is not None:
-            turn = by_run[row["pk_run"]]
-            if not turn.is_step_job(row["pk_job"]):
+            context = by_run[row["pk_run"]]
+            if not context.is_step_job(row["pk_job"]):
                 found.append(
-                    joined_job_compensation(row["ended_as"], row["request"], turn.show, str(turn.root), row["pk_job"])
+                    joined_job_compensation(
+                        row["ended_as"], row["request"], context.show, str(context.root), row["pk_job"]
+                    )
                 )
     return [each for each in found if each is not None]
 
 
-def _notification(turn: RunContext, step: str, text: str) -> BusMessage:
-    told = {"run": str(turn.run), "step": step, "text": text}
+def _notification(context: RunContext, step: str, text: str) -> BusMessage:
+    fields = {"run": str(context.run), "step": step, "text": text}
     return BusMessage(
-        subject=NOTIFY_SUBJECT, data=msgspec.json.encode(told), msg_id=f"workflow:{turn.run}:{step}:{turn.fence}"
+        subject=NOTIFY_SUBJECT,
+        data=msgspec.json.encode(fields),
+        msg_id=f"workflow:{context.run}:{step}:{context.fence}",
     )

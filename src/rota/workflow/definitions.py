@@ -1,7 +1,7 @@
-"""Definitions of workflows: written once for each version, and never changed, so that runs keep theirs.
+"""Workflow definitions: immutable versions, so that runs keep theirs.
 
-Two who declare at once: one of them finds that the version is taken, and looks again. If the reply is lost, declaring
-again finds the same version.
+Of two concurrent declarations one hits the unique index and retries. After a lost reply, declaring again finds the same
+version.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTEMPTS_MAX: Final = 5
 
 
 class WorkflowVersion(msgspec.Struct, frozen=True):
-    """A definition as runs name it."""
+    """A stored version of a definition."""
 
     id: int
     show: ShowId
@@ -45,10 +45,10 @@ class WorkflowVersion(msgspec.Struct, frozen=True):
 class Definitions:
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._known: OrderedDict[int, tuple[int, CompiledWorkflow]] = OrderedDict()
+        self._compiled: OrderedDict[int, tuple[int, CompiledWorkflow]] = OrderedDict()
 
     async def declare(self, spec: WorkflowSpec, actor: str) -> WorkflowVersion:
-        """Make a definition known; the same as the latest version is that version."""
+        """Store a definition; returns the latest version if it is identical."""
         flow = compile_workflow(spec)
         data = encode_workflow(spec)
         for _ in range(ATTEMPTS_MAX):
@@ -56,7 +56,7 @@ class Definitions:
                 return await self._declare(flow, data, actor)
             except asyncpg.UniqueViolationError:
                 continue
-        raise Refused(f"The workflow {spec.name} is being changed by others just now: declare it again.")
+        raise Refused(f"The workflow {spec.name} is being changed concurrently: declare it again.")
 
     async def _declare(self, flow: CompiledWorkflow, data: bytes, actor: str) -> WorkflowVersion:
         spec = flow.spec
@@ -73,9 +73,9 @@ class Definitions:
         return WorkflowVersion(row["pk_workflow"], ShowId(show["pk_show"]), row["version"], flow, row["made"])
 
     async def find(self, show: str, name: str, version: int = 0, *, on: Transaction | None = None) -> WorkflowVersion:
-        """A definition by name, the latest version if none is named; NotFound if there is none."""
-        can_be = 0 <= version < 2**31 and "\0" not in show + name
-        row = await (on or self.database).row(LATEST, show, name, version) if can_be else None
+        """A definition by name, by default the latest version; NotFound if there is none."""
+        is_valid = 0 <= version < 2**31 and "\0" not in show + name
+        row = await (on or self.database).row(LATEST, show, name, version) if is_valid else None
         if row is None or row["pk_workflow"] is None:
             which = f" of version {version}" if version else ""
             raise NotFound(f"There is no workflow {name[:64]!r}{which} in show {show[:64]!r}: declare it first.")
@@ -83,31 +83,31 @@ class Definitions:
         return WorkflowVersion(row["pk_workflow"], ShowId(row["pk_show"]), row["version"], flow)
 
     async def many(self, ids: Iterable[int], on: Transaction | Database) -> dict[int, tuple[int, CompiledWorkflow]]:
-        """Versions and definitions by their ids; those that are gone are left out."""
-        wanted = set(ids)
-        found = {each: self._known[each] for each in wanted if each in self._known}
-        if missing := sorted(wanted - found.keys()):
+        """Versions and definitions by id; missing ones are left out."""
+        requested = set(ids)
+        found = {each: self._compiled[each] for each in requested if each in self._compiled}
+        if missing := sorted(requested - found.keys()):
             for row in await on.rows(SPECS, missing):
                 flow = self._cache(row["pk_workflow"], row["version"], row["spec"])
                 found[row["pk_workflow"]] = row["version"], flow
         return found
 
     def cached(self, number: int) -> CompiledWorkflow | None:
-        """A definition that this process has used lately."""
-        found = self._known.get(number)
+        """A definition in this process's cache."""
+        found = self._compiled.get(number)
         return found[1] if found is not None else None
 
     async def latest(self, shows: Sequence[str] | None = None) -> list[WorkflowSummary]:
-        """The latest version of each."""
+        """The latest version of each workflow."""
         rows = await self.database.rows(LIST, shows)
         return [_line(row["show"], row["version"], row["spec"], row["runs"]) for row in rows]
 
     def _cache(self, number: int, version: int, spec: bytes) -> CompiledWorkflow:
-        if number not in self._known:
-            self._known[number] = version, compile_workflow(decode_workflow(spec))
-            if len(self._known) > CACHE_MAX:
-                self._known.popitem(last=False)
-        return self._known[number][1]
+        if number not in self._compiled:
+            self._compiled[number] = version, compile_workflow(decode_workflow(spec))
+            if len(self._compiled) > CACHE_MAX:
+                self._compiled.popitem(last=False)
+        return self._compiled[number][1]
 
 
 def _line(show: str, version: int, data: bytes, runs: int) -> WorkflowSummary:

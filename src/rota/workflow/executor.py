@@ -1,8 +1,8 @@
-"""The service that advances runs: looks when it has reason to, and every second in any case.
+"""The service that advances runs: on wake-ups, and every second in any case.
 
-Reasons are ends of jobs that this server has brought about, timers that are due, and whoever has just started a run
-here. What others have brought about they look at themselves; if they die, the next look of anybody finds it. A batch
-that is refused is tried again run by run. While PostgreSQL is away nothing is advanced, and nothing is lost.
+Wake-ups are ends of jobs and starts of runs on this server, and due timers. Other servers advance the runs they wake;
+if one dies, the next poll of any server finds its work. A rejected batch is retried run by run. While PostgreSQL is
+unavailable runs do not advance, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ PENDING_WORK = query(__package__, "look")
 log = structlog.get_logger(__name__)
 MIN_PAUSE_S: Final = 0.002
 LOCKED_RETRY_S: Final = 0.05
-"""Until what somebody else is at is looked at again."""
+"""Until runs locked by another server are polled again."""
 FAILURE_BACKOFF_S: Final = 1.0
 
 ADVANCE_FAILURES = metrics.counter(
-    "rota_workflow_advance_failures", "Batches of runs that were not advanced.", labels=("reason",)
+    "rota_workflow_advance_failures", "Batches of runs that failed to advance.", labels=("reason",)
 )
 
 
 class PendingWork(msgspec.Struct, frozen=True):
-    """What there is to do."""
+    """Whether runs or sagas have work, and when the next timer is due."""
 
     runs: bool
     sagas: bool
     in_ms: int | None
-    """Until the next timer is due."""
+    """Until the next timer."""
 
     @property
     def pause_s(self) -> float:
@@ -74,101 +74,101 @@ class RunExecutor:
         """Called after the commit."""
         self.on_happened: Callable[[AdvanceResult], None] = _ignore_result
         self.on_undone: Callable[[SagaPassResult], None] = _ignore_saga_result
-        """Called with what came of a pass over sagas, after its commit."""
+        """Called with the result of a pass over sagas, after its commit."""
         self.on_asked: Callable[[Sequence[Approval]], None] = _ignore_approvals
-        """Called with approvals that steps have asked for."""
+        """Called with approvals that steps have requested."""
         advancing.approving.wake = self.wake
         self.stop_job: Callable[[JobId], Awaitable[object]] = _ignore_job
-        """Ends a job that was marked as ending; the leader does it a moment later in any case."""
-        self._floor = InboxCursor(clock or SystemClock())
-        self._reason = asyncio.Event()
+        """Continues the termination of a job; the reconciler does it in any case."""
+        self._cursor = InboxCursor(clock or SystemClock())
+        self._wake_up = asyncio.Event()
 
     def wake(self) -> None:
-        """There is something to look at."""
-        self._reason.set()
+        """Poll now."""
+        self._wake_up.set()
 
     def on_jobs_ended(self, ends: Sequence[JobEnd]) -> None:
         """For `Finisher.listeners`."""
         if any(end.workflow_id is not None for end in ends):
-            self._reason.set()
+            self._wake_up.set()
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """One that locks runs: whoever is paused in it past the time of a run's lock is cut off."""
+        """A transaction that locks runs; PostgreSQL ends it when it is idle for longer than the run lock's TTL."""
         return self.database.transaction(idle_s=self.workflow.run_lock_ttl)
 
     async def run(self, life: Lifecycle) -> None:
-        looking = asyncio.create_task(self._poll_loop(), name="workflow.advancer")
+        poll_task = asyncio.create_task(self._poll_loop(), name="workflow.advancer")
         draining = asyncio.create_task(life.until_draining(), name="workflow.draining")
         life.ready()
         try:
-            await asyncio.wait({looking, draining}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({poll_task, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            looking.cancel()
+            poll_task.cancel()
             draining.cancel()
-            await asyncio.wait({looking, draining})
-        if not looking.cancelled():
-            looking.result()
+            await asyncio.wait({poll_task, draining})
+        if not poll_task.cancelled():
+            poll_task.result()
 
     async def _poll_loop(self) -> None:
-        is_told = False
+        woken = False
         while True:
-            self._reason.clear()
+            self._wake_up.clear()
             try:
-                pause_s = await self._advance_pending(is_told=is_told)
+                pause_s = await self._advance_pending(woken=woken)
             except (RotaError, OSError, *FAILURES) as error:
                 _report_failure(error)
                 pause_s = FAILURE_BACKOFF_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._reason.wait()
-            is_told = self._reason.is_set()
+                    await self._wake_up.wait()
+            woken = self._wake_up.is_set()
 
-    async def _advance_pending(self, *, is_told: bool) -> float:
-        """Do what there is to do, for as long as that gets anywhere; when to look again, in seconds."""
-        if is_told:
-            await self.advance_batch(since=self._floor.position())
+    async def _advance_pending(self, *, woken: bool) -> float:
+        """Do all pending work; returns the seconds until the next poll."""
+        if woken:
+            await self.advance_batch(since=self._cursor.position())
         while True:
-            since = self._floor.position()
-            seen = PendingWork(*await self.database.row(PENDING_WORK, since) or ())
-            advanced = await self.advance_batch(since=since) if seen.runs else 0
-            if not advanced + (await self.advance_sagas() if seen.sagas else 0):
-                return max(seen.pause_s, LOCKED_RETRY_S) if seen.runs else seen.pause_s
+            since = self._cursor.position()
+            pending = PendingWork(*await self.database.row(PENDING_WORK, since) or ())
+            advanced = await self.advance_batch(since=since) if pending.runs else 0
+            if not advanced + (await self.advance_sagas() if pending.sagas else 0):
+                return max(pending.pause_s, LOCKED_RETRY_S) if pending.runs else pending.pause_s
 
     async def advance_batch(self, most: int = BATCH, *, since: int = 0) -> int:
-        """Advance a batch by news from number `since` on; how many runs were."""
+        """Advance a batch by inbox messages from id `since` on; returns the number of runs."""
         try:
             done = await self._commit_batch(most, since, alone=False)
         except (Unavailable, StaleFence):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it was: told for the run that it befalls alone
-            log.info("batch_refused", reason=str(error)[:200])
+        except Exception as error:  # noqa: BLE001 - the retry run by run logs and isolates it
+            log.info("run_batch_rejected", reason=str(error)[:200])
             done = await self._commit_batch(most, since, alone=True)
         if done.first is not None:
-            self._floor.record_taken(done.first)
+            self._cursor.record_taken(done.first)
         await self.after_commit(done)
         return len(done.turns)
 
     async def advance_sagas(self) -> int:
-        """What sagas have to hear and to do next; how much that was."""
+        """Process ended compensations and start the next ones; returns how many."""
         sagas = self.advancing.sagas
-        told = SagaPassResult()
+        result = SagaPassResult()
         async with asyncio.timeout(self.saga.rollback_timeout), self._saga_transaction() as tx:
-            heard = await sagas.drain_inbox(tx, told)
+            processed = await sagas.drain_inbox(tx, result)
         failpoints.after_send("saga.hear")
-        self.on_undone(told)
+        self.on_undone(result)
         async with asyncio.timeout(self.saga.rollback_timeout), self._saga_transaction() as tx:
-            told = await sagas.advance(tx)
+            result = await sagas.advance(tx)
         failpoints.after_send("saga.go_on")
-        self.on_undone(told)
-        if told.submitted:
-            self.advancing.submitter.on_submitted(told.plans, told.submitted)
-        return heard + told.count
+        self.on_undone(result)
+        if result.submitted:
+            self.advancing.submitter.on_submitted(result.plans, result.submitted)
+        return processed + result.count
 
     def _saga_transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self.database.transaction(idle_s=self.saga.lock_ttl)
 
     async def after_commit(self, done: AdvanceResult) -> None:
-        """What follows a commit; whatever is not done here others find."""
+        """Notifications after a commit; anything lost here is found by polling."""
         done.record_metrics()
         self.on_done(done)
         self.on_happened(done)
@@ -190,7 +190,7 @@ class RunExecutor:
 def _report_failure(error: Exception) -> None:
     reason = error.code if isinstance(error, RotaError) else type(error).__name__
     ADVANCE_FAILURES.labels(reason).inc()
-    log.warning("runs_not_advanced", reason=reason, because=getattr(error, "sentence", str(error)))
+    log.warning("run_advance_failed", reason=reason, because=getattr(error, "sentence", str(error)))
 
 
 def _ignore_result(_done: AdvanceResult) -> None:

@@ -1,10 +1,10 @@
-"""What a run waits for, or how it ended, in a sentence and with what helps. Reads, and changes nothing.
+"""What a run waits for, or how it ended, with remedies. Reads only.
 
-What holds: a run is told to wait for what its state says that is under way, and for nothing else: the jobs, runs and
-approvals that its steps name, the timers it has, whoever paused it. What has happened and was not taken up comes first,
-since all else may be over by it. Jobs are explained by `rota.engine.explain.explainer`, runs inside runs by this.
+A run waits only for what its state says is in progress: the jobs, child runs and approvals of its steps, its timers, a
+pause. Unprocessed inbox messages come first, since they may end any other wait. Jobs are explained by
+`rota.engine.explain.explainer`, child runs by this module.
 
-An answer is as of a moment: what is read first may have changed when the last is read.
+An answer is not a snapshot: earlier reads may be stale by the last one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunExplainer:
     def __init__(self, explainer: Explainer) -> None:
         self.database = explainer.database
         self._jobs = explainer
-        self._looking = RunQueries(self.database)
+        self._queries = RunQueries(self.database)
         self._approvals = ApprovalStore(self.database)
 
     async def explain(self, run: RunId) -> RunExplanation:
@@ -49,17 +49,17 @@ class RunExplainer:
         return await _ExplanationBuilder(self).explain(run)
 
     async def read(self, run: RunId) -> tuple[WorkflowRunView, SagaView | None, Record]:
-        found = await self._looking.get(run)
+        found = await self._queries.get(run)
         row = await self.database.row(READ, run, LEASE)
         assert row is not None
-        return found, await self._looking.saga(found.show_id, str(run)), row
+        return found, await self._queries.saga(found.show_id, str(run)), row
 
     async def approvals(self, run: WorkflowRunView) -> Mapping[str, Approval]:
         waiting = [step.id for step in run.steps if step.type == "approval" and step.state is StepState.RUNNING]
         return await self._approvals.latest("step", [subject_of(run.id, step) for step in waiting]) if waiting else {}
 
     async def job(self, job: JobId) -> JobExplanation | None:
-        """None: it is not kept any more."""
+        """None: it is no longer retained."""
         try:
             return await self._jobs.explain(job)
         except NotFound:
@@ -67,7 +67,7 @@ class RunExplainer:
 
 
 class _ExplanationBuilder:
-    """One explanation, with the jobs that were explained for it."""
+    """Builds one explanation, and collects the explanations of its jobs."""
 
     def __init__(self, reads: RunExplainer) -> None:
         self._reads = reads
@@ -122,12 +122,12 @@ class _ExplanationBuilder:
                     yield await self._job_cause(run, step)
 
     async def _job_cause(self, run: WorkflowRunView, step: WorkflowStepView) -> RunCause:
-        told = await self._job_sentence(step)
-        said = f": {told}" if told else "."
+        explanation = await self._job_sentence(step)
+        detail = f": {explanation}" if explanation else "."
         return run_cause(
             Reason.ENDING if step.state is StepState.STOPPING else Reason.WAITING_ON_JOB,
             run.id,
-            f"{_waiting_step(run, step)} for job {step.job}{said}",
+            f"{_waiting_step(run, step)} for job {step.job}{detail}",
             remedy=_explain_remedy(step),
             step=step.id,
             waits_for=step.job,
@@ -135,27 +135,27 @@ class _ExplanationBuilder:
         )
 
     async def _job_sentence(self, step: WorkflowStepView) -> str:
-        """What a job says of itself; it is told in full besides, unless there are too many of them."""
+        """The summary of a job; its full explanation is collected, unless there are too many."""
         if step.job is None or len(self._jobs) >= JOBS_MAX:
             return ""
-        told = await self._reads.job(JobId(step.job))
-        if told is None:
+        explanation = await self._reads.job(JobId(step.job))
+        if explanation is None:
             return ""
-        self._jobs.append(told)
-        if not told.state.terminal and not told.waiting and told.on_workers:
-            return f"{told.on_workers} of its frames are on workers."
-        return told.sentence
+        self._jobs.append(explanation)
+        if not explanation.state.terminal and not explanation.waiting and explanation.on_workers:
+            return f"{explanation.on_workers} of its frames are on workers."
+        return explanation.sentence
 
     async def _child_run_causes(
         self, run: WorkflowRunView, step: WorkflowStepView, depth: int
     ) -> AsyncIterator[RunCause]:
         assert step.job is not None, "a step that runs a workflow names its run"
         inner = await self.explain(RunId(step.job), depth + 1) if depth < RUN_DEPTH_MAX else None
-        said = f": {inner.sentence}" if inner is not None else "."
+        detail = f": {inner.sentence}" if inner is not None else "."
         yield run_cause(
             Reason.WAITING_ON_RUN,
             run.id,
-            f"{_waiting_step(run, step)} for run {step.job}{said}",
+            f"{_waiting_step(run, step)} for run {step.job}{detail}",
             remedy=_explain_remedy(step),
             step=step.id,
             waits_for=step.job,
@@ -167,45 +167,45 @@ class _ExplanationBuilder:
     async def _compensation_cause(self, run: WorkflowRunView, saga: SagaView | None) -> RunCause:
         entries = saga.entries if saga is not None else []
         failed = [entry for entry in entries if entry.state in _FAILED_ENTRY_STATES]
-        sentence = f"It failed ({(run.error or 'no reason is known').rstrip('.')}), and what it did is being undone"
+        sentence = f"It failed ({(run.error or 'no reason is known').rstrip('.')}), and its jobs are being undone"
         at = next((entry for entry in entries if entry.state == "running"), None)
         if at is not None and at.undo is not None:
-            told = await self._reads.job(JobId(at.undo))
-            self._jobs += [told] if told is not None else []
+            explanation = await self._reads.job(JobId(at.undo))
+            self._jobs += [explanation] if explanation is not None else []
             sentence += f": {_entry_name(at)} by job {at.undo}"
-        left = sum(entry.state == "pending" for entry in entries)
-        sentence += f", and {left} more after it." if left else "."
+        remaining = sum(entry.state == "pending" for entry in entries)
+        sentence += f", and {remaining} more after it." if remaining else "."
         return run_cause(
             Reason.COMPENSATING,
             run.id,
             f"{sentence}{_failed_compensations_sentence(failed)}",
             waits_for=at.undo if at is not None else None,
-            next_try="when all of it is undone, or cannot be",
+            next_try="when all compensations have ended",
         )
 
 
 def _inbox_causes(run: WorkflowRunView, row: Record) -> Iterator[RunCause]:
     if row["scanned"]:
         job = row["scanned"][0]
-        sentence = f"The output of job {job} is being scanned, and is handed on once that is done."
+        sentence = f"The output of job {job} is being scanned; the run continues after that."
         yield run_cause(Reason.NEWS_WAITING, run.id, sentence, waits_for=job, next_try="when the scan has ended")
     elif row["news"] or row["due"]:
-        yield run_cause(Reason.NEWS_WAITING, run.id, next_try="when a server next looks, within a second")
+        yield run_cause(Reason.NEWS_WAITING, run.id, next_try="at the next poll of a server, within a second")
 
 
 def _pause_cause(run: WorkflowRunView, row: Record) -> RunCause:
-    told = msgspec.json.decode(row["paused"] or "[]", type=list[HistoryEvent])
-    by = next((each.why for each in reversed(told) if each.what == "paused" and each.why), "")
+    explanation = msgspec.json.decode(row["paused"] or "[]", type=list[HistoryEvent])
+    by = next((each.why for each in reversed(explanation) if each.what == "paused" and each.why), "")
     since = f" since {row['paused_at']:%Y-%m-%d %H:%M:%S}" if row["paused_at"] is not None else ""
-    sentence = f"It is paused{f' by {by}' if by else ''}{since}: no step of it begins."
-    return run_cause(Reason.RUN_PAUSED, run.id, sentence, next_try="when somebody resumes it")
+    sentence = f"It is paused{f' by {by}' if by else ''}{since}: no further step starts."
+    return run_cause(Reason.RUN_PAUSED, run.id, sentence, next_try="when it is resumed")
 
 
 def _delay_cause(run: WorkflowRunView, step: WorkflowStepView, now: datetime) -> RunCause:
     if step.due_at is None:
         return run_cause(Reason.DEFERRED, run.id, remedy=_delay_remedy(run), step=step.id)
-    left = humanize_duration(max(0.0, (step.due_at - now).total_seconds()))
-    sentence = f"Step {step.id} waits until {step.due_at:%Y-%m-%d %H:%M:%S} UTC, for {left} more."
+    remaining = humanize_duration(max(0.0, (step.due_at - now).total_seconds()))
+    sentence = f"Step {step.id} waits until {step.due_at:%Y-%m-%d %H:%M:%S} UTC, for {remaining} more."
     return run_cause(
         Reason.DEFERRED,
         run.id,
@@ -219,17 +219,17 @@ def _delay_cause(run: WorkflowRunView, step: WorkflowStepView, now: datetime) ->
 
 def _approval_cause(run: WorkflowRunView, step: WorkflowStepView, approval: Approval | None, now: datetime) -> RunCause:
     subject = subject_of(run.id, step.id)
-    said = ""
+    detail = ""
     if approval is not None:
         agreed = ", ".join(vote.voter for vote in approval.votes if vote.agrees)
-        said = f": {approval_progress_text(approval, now)}{f' ({agreed})' if agreed else ''}."
-    ends = f" It has time until {step.due_at:%Y-%m-%d %H:%M:%S} UTC." if step.due_at is not None else ""
+        detail = f": {approval_progress_text(approval, now)}{f' ({agreed})' if agreed else ''}."
+    timeout = f" The step times out at {step.due_at:%Y-%m-%d %H:%M:%S} UTC." if step.due_at is not None else ""
     dates = [at for at in (step.due_at, approval.expires_at if approval is not None else None) if at is not None]
     return run_cause(
         Reason.APPROVAL_REQUIRED,
         run.id,
-        f"Step {step.id} waits for people to agree{said or '.'}{ends}",
-        remedy=f"`rota approvals show {subject}` tells to what; `rota approvals approve {subject}` agrees to it.",
+        f"Step {step.id} waits for approval{detail or '.'}{timeout}",
+        remedy=f"`rota approvals show {subject}` shows the request; `rota approvals approve {subject}` approves it.",
         step=step.id,
         waits_for=step.job,
         next_at=min(dates, default=None),
@@ -245,19 +245,19 @@ def _ended_sentence(run: WorkflowRunView, saga: SagaView | None) -> str:
     failed = [entry for entry in saga.entries if entry.state in _FAILED_ENTRY_STATES]
     match saga.state:
         case "open":
-            return f"{sentence} What it did is not undone: `rota workflow rollback {run.id}` does that."
+            return f"{sentence} Its jobs are not undone: `rota workflow rollback {run.id}` does that."
         case "rolling_back":
-            return f"{sentence} What it did is being undone.{_failed_compensations_sentence(failed)}"
+            return f"{sentence} Its jobs are being undone.{_failed_compensations_sentence(failed)}"
         case "rolled_back":
-            return f"{sentence} What it did was undone."
+            return f"{sentence} Its jobs were undone."
         case _:
-            again = f" `rota workflow rollback {run.id}` tries that again."
-            return f"{sentence} What it did was undone in part.{_failed_compensations_sentence(failed)}{again}"
+            again = f" `rota workflow rollback {run.id}` retries."
+            return f"{sentence} Its jobs were undone in part.{_failed_compensations_sentence(failed)}{again}"
 
 
 def _failed_compensations_sentence(failed: list[SagaEntryView]) -> str:
-    told = "; ".join(f"{_entry_name(each)} ({(each.error or each.state).rstrip('.')})" for each in failed[:5])
-    return f" Not undone: {told}." if told else ""
+    explanation = "; ".join(f"{_entry_name(each)} ({(each.error or each.state).rstrip('.')})" for each in failed[:5])
+    return f" Not undone: {explanation}." if explanation else ""
 
 
 def _entry_name(entry: SagaEntryView) -> str:
@@ -268,11 +268,11 @@ def _waiting_step(run: WorkflowRunView, step: WorkflowStepView) -> str:
     if step.state is not StepState.STOPPING:
         return f"Step {step.id} waits"
     ending = f"It is being ended ({run.error.rstrip('.')}); step" if run.error else "Step"
-    return f"{ending} {step.id} was told to stop, and waits"
+    return f"{ending} {step.id} is being stopped, and waits"
 
 
 def _explain_remedy(step: WorkflowStepView) -> str:
-    return f"`rota explain {step.job}` tells why that one has not ended."
+    return f"`rota explain {step.job}` explains why it has not ended."
 
 
 def _delay_remedy(run: WorkflowRunView) -> str:

@@ -1,8 +1,8 @@
-"""From which number on news is looked for: what was before is gone.
+"""Lowest inbox id that can still be unprocessed, so that scans skip dead rows.
 
-While somebody reads an old state of the database, rows that are gone lie around, and looking through them would take
-longer and longer. Numbers are given out before a commit, and news may be held by others for a moment, so the floor is
-that of some seconds ago, and every second all of it is looked at.
+While an old snapshot holds back vacuum, deleted inbox rows stay in the index and scans over them become ever slower.
+Ids are assigned before a commit, and other servers may hold messages briefly, so the cursor lags by `LAG_S`, and once
+per `POLL_INTERVAL_S` the whole inbox is scanned.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class InboxCursor:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since = 0
-        self._lately: deque[tuple[float, int]] = deque()
-        self._all_at = float("-inf")
+        self._recent: deque[tuple[float, int]] = deque()
+        self._full_scan_at = float("-inf")
 
     def record_taken(self, first: int) -> None:
-        """A batch has taken up news, of which this is the first; none before it was to be had."""
+        """A batch has processed messages from this id on, and found none before it."""
         now = self._clock.monotonic()
-        if not self._lately or now - self._lately[-1][0] > LAG_S / 10:
-            self._lately.append((now, first))
+        if not self._recent or now - self._recent[-1][0] > LAG_S / 10:
+            self._recent.append((now, first))
 
     def position(self) -> int:
         now = self._clock.monotonic()
-        while self._lately and now - self._lately[0][0] > LAG_S:
-            self._since = self._lately.popleft()[1]
-        if now - self._all_at >= POLL_INTERVAL_S:
-            self._all_at = now
+        while self._recent and now - self._recent[0][0] > LAG_S:
+            self._since = self._recent.popleft()[1]
+        if now - self._full_scan_at >= POLL_INTERVAL_S:
+            self._full_scan_at = now
             return 0
         return self._since

@@ -1,10 +1,10 @@
-"""What a run that begins at a step takes over from the one before it, and what undoes that.
+"""Rerun: the steps and compensations that a new run takes over from an ended one.
 
-Of a step that has succeeded there is something to undo, or there was. What was undone is not taken over: it runs again,
-with all that comes after it. What undoes the others belongs to the new run, so that it is undone with the rest of it,
-once. While any of it is being undone nobody knows what there is to take over, and a rerun is refused; so it is while
-another run goes on with it, one that has taken it over before, or the outer one of a run inside a run. The run that has
-ended is locked first, so two reruns of it come one after the other, and nobody forgets it meanwhile.
+A succeeded step has a compensation, or had one. Undone steps are not taken over: they run again, with every step after
+them. The compensations of the others move to the new run, so that each is carried out once, with the rest of that run.
+A rerun is refused while any of them is being carried out, and while another live run owns them: an earlier rerun, or
+the root run of a child run. The ended run is locked first, so two reruns are serialised, and retention cannot delete it
+meanwhile.
 """
 
 from __future__ import annotations
@@ -31,54 +31,60 @@ _RUN_STATUS_DECODER = msgspec.msgpack.Decoder(RunStatus)
 
 
 class PriorCompensations(msgspec.Struct):
-    """What the run before has done, as far as it can be undone."""
+    """The state of the ended run's compensations."""
 
     undone: set[int] = set()
-    """Steps that were."""
+    """Steps that were undone."""
     left: dict[int, set[UUID]] = {}
-    """By step, jobs that were not."""
+    """By step, jobs that were not undone."""
     sagas: set[str] = set()
-    """To which these belong."""
+    """The sagas of these jobs."""
     held: dict[int, str] = {}
-    """By step, the run that goes on with it."""
+    """By step, the live run that owns its compensation."""
 
 
 def rerun_from(
-    flow: CompiledWorkflow, then: RunStatus, step: str, undone: Collection[int] = ()
+    flow: CompiledWorkflow, prior: RunStatus, step: str, undone: Collection[int] = ()
 ) -> tuple[RunStatus, set[int]]:
-    """The state of a run that begins at a step, and the places that it takes over."""
-    begins = flow.steps[flow.index_of(step)]
-    if begins.owner >= 0:
-        raise Refused(f"Step {step} belongs to {flow.steps[begins.owner].id}: run again from there.")
-    anew = flow.after(begins.place).union(*(flow.after(place) for place in undone))
+    """The status of a run that starts at a step, and the places that it takes over."""
+    start = flow.steps[flow.index_of(step)]
+    if start.owner >= 0:
+        raise Refused(f"Step {step} belongs to {flow.steps[start.owner].id}: rerun from that step.")
+    rerun_places = flow.after(start.place).union(*(flow.after(place) for place in undone))
     now = new_run_status(flow)
-    kept = {place for place, each in enumerate(then.steps) if place not in anew and each.state in REUSABLE_STATES}
-    kept |= {
-        each.place for each in flow.steps if each.place not in anew and _failure_was_handled(flow, then, each, anew)
+    reused = {
+        place for place, each in enumerate(prior.steps) if place not in rerun_places and each.state in REUSABLE_STATES
     }
-    for place in kept:
-        now.steps[place] = then.steps[place]
-    return now, kept
+    reused |= {
+        each.place
+        for each in flow.steps
+        if each.place not in rerun_places and _failure_was_handled(flow, prior, each, rerun_places)
+    }
+    for place in reused:
+        now.steps[place] = prior.steps[place]
+    return now, reused
 
 
-def _failure_was_handled(flow: CompiledWorkflow, then: RunStatus, step: CompiledStep, anew: Collection[int]) -> bool:
-    """Whether whoever handles its failure has succeeded, or was mended, too, and is taken over with it."""
-    if step.handler < 0 or step.handler in anew:
+def _failure_was_handled(
+    flow: CompiledWorkflow, prior: RunStatus, step: CompiledStep, rerun_places: Collection[int]
+) -> bool:
+    """Whether its error handler succeeded, or that handler's failure was handled, and is taken over as well."""
+    if step.handler < 0 or step.handler in rerun_places:
         return False
-    handled = then.steps[step.handler].state
+    handled = prior.steps[step.handler].state
     if handled in REUSABLE_STATES:
         return handled is StepState.SUCCEEDED
-    return _failure_was_handled(flow, then, flow.steps[step.handler], anew)
+    return _failure_was_handled(flow, prior, flow.steps[step.handler], rerun_places)
 
 
-async def lock_compensations(tx: Transaction, run: RunId, then: RunStatus) -> PriorCompensations:
-    """Locks the sagas that what a run did belongs to; Refused while one of them rolls back."""
-    places = await _steps_by_job(tx, then)
+async def lock_compensations(tx: Transaction, run: RunId, prior: RunStatus) -> PriorCompensations:
+    """Lock the sagas with this run's compensations; Refused while one of them rolls back."""
+    places = await _steps_by_job(tx, prior)
     before = PriorCompensations()
     for row in await tx.rows(ENTRIES, list(places)):
         place = places[row["last"]]
         if row["saga"] == "rolling_back":
-            raise Refused(f"What run {run} did is being undone: run it again when that is over.")
+            raise Refused(f"Run {run} is being rolled back: rerun it after the rollback has ended.")
         if row["state"] == "done":
             before.undone.add(place)
         elif row["state"] == "pending":
@@ -90,20 +96,20 @@ async def lock_compensations(tx: Transaction, run: RunId, then: RunStatus) -> Pr
 
 
 async def transfer_compensations(
-    tx: Transaction, sagas: Sagas, show: ShowId, run: RunId, before: PriorCompensations, kept: Collection[int]
+    tx: Transaction, sagas: Sagas, show: ShowId, run: RunId, before: PriorCompensations, reused: Collection[int]
 ) -> None:
-    """What undoes the steps that a new run has taken over is its own."""
-    if held := [run for place, run in before.held.items() if place in kept]:
-        raise Refused(f"The run {held[0]} goes on with what is to be taken over: wait until it has ended.")
-    jobs = [job for place, left in before.left.items() if place in kept for job in left]
+    """Move the compensations of the steps taken over to the new run."""
+    if held := [run for place, run in before.held.items() if place in reused]:
+        raise Refused(f"Run {held[0]} is live and owns a compensation of these steps: wait until it has ended.")
+    jobs = [job for place, left in before.left.items() if place in reused for job in left]
     if jobs:
         await tx.run(TRANSFER_ENTRIES, show, str(run), jobs)
         sagas.notify_after_commit(tx, [(show, str(run)), *((show, saga) for saga in before.sagas)])
 
 
-async def _steps_by_job(tx: Transaction, then: RunStatus) -> Mapping[UUID, int]:
-    """Jobs that steps ran last, those of runs that they started included, and of which step each is."""
-    found = {step.job: place for place, step in enumerate(then.steps) if step.job is not None}
+async def _steps_by_job(tx: Transaction, prior: RunStatus) -> Mapping[UUID, int]:
+    """The last jobs of each step, including those of child runs, and their steps."""
+    found = {step.job: place for place, step in enumerate(prior.steps) if step.job is not None}
     wave = list(found)
     for _ in range(RUN_DEPTH_MAX + 1):
         rows = await tx.rows(RUNS, wave) if wave else []

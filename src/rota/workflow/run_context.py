@@ -1,4 +1,4 @@
-"""A run that is being advanced: what was read of it, what it has heard, and what is to be written. No I/O."""
+"""One run in an advance transaction: the state read, its inbox, and the transition to write. No I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class ForEachResult(msgspec.Struct, frozen=True):
-    """What the frames of a for_each have left."""
+    """Results of the frames of a for_each."""
 
     values: dict[int, Any] = {}
     error: str = ""
@@ -50,8 +50,8 @@ class RunContext:
     """One advance of one run."""
 
     __slots__ = (
-        *("run", "show", "workflow", "fence", "now_ms", "depth", "root", "was", "actor", "input", "values", "news"),
-        *("called", "refused", "state", "moves", "flow", "now", "_steps"),
+        *("run", "show", "workflow", "fence", "now_ms", "depth", "root", "previous_state", "actor", "input", "values"),
+        *("inbox", "show_name", "refused", "state", "transition", "flow", "now", "_steps"),
     )
 
     def __init__(
@@ -61,11 +61,11 @@ class RunContext:
         workflow: int,
         steps: bytes,
         fence: int,
-        given: bytes,
+        input_data: bytes,
         now_ms: int,
         depth: int = 0,
         root: UUID | None = None,
-        was: RunState = RunState.RUNNING,
+        previous_state: RunState = RunState.RUNNING,
         actor: str = "",
     ) -> None:
         self.run = RunId(run)
@@ -75,20 +75,20 @@ class RunContext:
         self.now_ms = now_ms
         self.depth = depth
         self.root = RunId(root or run)
-        self.was = was
+        self.previous_state = previous_state
         """Its state when it was read."""
         self.actor = actor
-        """Who started it, or the run it is inside of: the principal of its jobs."""
-        self.called = ""
-        """The name of its show. Shows are renamed, and another may have the name by which it was declared."""
-        self.input: dict[str, Any] = _unpack(given)
+        """The principal of its jobs: who started the run, or its root run."""
+        self.show_name = ""
+        """The current name of its show: the show may have been renamed since the workflow was declared."""
+        self.input: dict[str, Any] = _unpack(input_data)
         self.values: dict[int, Any] = {}
-        self.news: list[InboxMessage] = []
+        self.inbox: list[InboxMessage] = []
         self.refused: dict[int, str] = {}
         self.state = RunState.RUNNING
-        self.moves: Transition
+        self.transition: Transition
         self.flow: CompiledWorkflow | None = None
-        """Its definition, once something was decided about it; `moves` is what."""
+        """Its definition, once `decide` has set `transition`."""
         self._steps = steps
         self.now: RunStatus = _RUN_STATUS_DECODER.decode(steps)
 
@@ -109,54 +109,54 @@ class RunContext:
         )
 
     def decide(self, flow: CompiledWorkflow, version: int) -> None:
-        """From the state that was read, whatever was decided before."""
+        """Decide from the state that was read; may be repeated."""
         if self.flow is not None:
             self.now = _RUN_STATUS_DECODER.decode(self._steps)
         self.flow = flow
-        facts = RunInfo(self.run, flow.spec.name, version, self.input, self.actor, self.called)
+        facts = RunInfo(self.run, flow.spec.name, version, self.input, self.actor, self.show_name)
         values = dict(self.values)
-        self.state, self.moves = advance(flow, self.now, facts, values, self.news, self.now_ms, self.refused)
-        if self.was is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.news):
+        self.state, self.transition = advance(flow, self.now, facts, values, self.inbox, self.now_ms, self.refused)
+        if self.previous_state is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.inbox):
             self.start_compensating()
 
     def wants_rollback(self, spec: WorkflowSpec) -> bool:
-        """Whether it ends in a way that has it undo what it did; what a run inside another did that one undoes."""
-        if not self.state.ended or self.depth > 0 or self.was is RunState.COMPENSATING:
+        """Whether it ends in a way that triggers a rollback; a child run is rolled back by its root run."""
+        if not self.state.ended or self.depth > 0 or self.previous_state is RunState.COMPENSATING:
             return False
         return spec.rolls_back_on(self.now.trigger)
 
     def start_compensating(self) -> None:
-        """It goes on until what it did is undone."""
-        told = HistoryEvent("compensating") if self.was is not RunState.COMPENSATING else None
-        self.moves.happened = [*self.moves.happened[:-1], *([told] if told is not None else [])]
-        self.moves.output = None
+        """Keep the run alive until its compensations have ended."""
+        event = HistoryEvent("compensating") if self.previous_state is not RunState.COMPENSATING else None
+        self.transition.happened = [*self.transition.happened[:-1], *([event] if event is not None else [])]
+        self.transition.output = None
         self.state = RunState.COMPENSATING
 
     def replace_status(self, now: RunStatus) -> None:
-        """Another state than that of a new run."""
+        """Start from this status instead of that of a new run."""
         self._steps = _pack(now)
         self.now = _RUN_STATUS_DECODER.decode(self._steps)
 
     def is_step_job(self, job: UUID) -> bool:
-        """Whether a job is that of a step; mostly of one that has not ended."""
+        """Whether a job belongs to a step; usually one that has not ended, so check those first."""
         live = any(step.job == job for step in self.now.steps if not step.state.ended)
         return live or any(step.job == job for step in self.now.steps)
 
     def step_started(self, flow: CompiledWorkflow, place: int, job: UUID) -> None:
-        """What a step runs now has an id."""
+        """Record the job, run or approval that a step has started."""
         step = self.now.steps[place]
         step.job = job
-        self.moves.happened.append(HistoryEvent("began", flow.steps[place].id, step.attempt, job))
+        self.transition.happened.append(HistoryEvent("began", flow.steps[place].id, step.attempt, job))
 
     def assign_approval_ids(self, flow: CompiledWorkflow) -> None:
-        """What people are asked about has an id, by which it is heard of."""
-        for ask in self.moves.asks:
+        """Give each requested approval its id, by which its decision is matched."""
+        for ask in self.transition.asks:
             self.step_started(flow, ask.place, uuid4())
 
     def fail(self, error: str) -> None:
-        """A run that cannot be advanced ends visibly."""
+        """End a run that cannot be advanced."""
         self.now = _RUN_STATUS_DECODER.decode(self._steps)
-        self.moves = Transition(happened=[HistoryEvent("failed", why=error)])
+        self.transition = Transition(happened=[HistoryEvent("failed", why=error)])
         self.now.error, self.state = error, RunState.FAILED
 
 
@@ -166,16 +166,16 @@ def contexts_from_inbox(
     outputs: Mapping[UUID, bytes | None],
     partly: Collection[UUID] = (),
 ) -> list[RunContext]:
-    """Runs with what each has to hear, in order; timers that are due come last, since what has ended needs none.
+    """Runs with their inboxes, in order; due timers come last, since ended steps ignore theirs.
 
-    `partly` are jobs that did not succeed, and some frames of which have.
+    `partly` are failed jobs of which some frames succeeded.
     """
-    turns: list[RunContext] = []
+    contexts: list[RunContext] = []
     for row in rows:
         if row["steps"] is not None:
-            turns.append(RunContext.from_row(row))
-        turns[-1].news.append(_inbox_message(row, mapped, outputs, partly))
-    return turns
+            contexts.append(RunContext.from_row(row))
+        contexts[-1].inbox.append(_inbox_message(row, mapped, outputs, partly))
+    return contexts
 
 
 def _inbox_message(
@@ -199,7 +199,7 @@ def _inbox_message(
         case "cancel":
             return CancelRun(row["reason"] or "cancelled")
         case other:
-            raise AssertionError(f"nobody tells runs of {other}")
+            raise AssertionError(f"unknown inbox message kind {other}")
 
 
 def _job_ended(row: Record, mapped: Mapping[UUID, ForEachResult], partly: Collection[UUID]) -> JobEnded:
@@ -231,20 +231,25 @@ def for_each_results(rows: Sequence[Record]) -> dict[UUID, ForEachResult]:
     return found
 
 
-def write_arguments(turns: Sequence[RunContext]) -> tuple[object, ...]:
-    """Arguments of write.sql."""
-    timers = [(turn.run, timer) for turn in turns for timer in turn.moves.timers]
-    untimed = [(turn.run, *each) for turn in turns for each in turn.moves.untimed]
-    values = [(turn.run, place, _pack(value)) for turn in turns for place, value in turn.moves.values]
+def write_arguments(contexts: Sequence[RunContext]) -> tuple[object, ...]:
+    """Arguments of the statement `write`."""
+    timers = [(context.run, timer) for context in contexts for timer in context.transition.timers]
+    untimed = [(context.run, *each) for context in contexts for each in context.transition.untimed]
+    values = [(context.run, place, _pack(value)) for context in contexts for place, value in context.transition.values]
     return (
-        [turn.run for turn in turns],
-        [turn.fence for turn in turns],
-        [turn.state.value for turn in turns],
-        [_pack(turn.now) for turn in turns],
-        _none_if_empty([_pack(turn.moves.output) if turn.moves.output is not None else None for turn in turns]),
-        _none_if_empty([storable_text(turn.now.error) or None for turn in turns]),
-        [turn.state.ended for turn in turns],
-        [_encode_history(turn.moves.happened) for turn in turns],
+        [context.run for context in contexts],
+        [context.fence for context in contexts],
+        [context.state.value for context in contexts],
+        [_pack(context.now) for context in contexts],
+        _none_if_empty(
+            [
+                _pack(context.transition.output) if context.transition.output is not None else None
+                for context in contexts
+            ]
+        ),
+        _none_if_empty([storable_text(context.now.error) or None for context in contexts]),
+        [context.state.ended for context in contexts],
+        [_encode_history(context.transition.happened) for context in contexts],
         [run for run, _ in timers],
         [timer.place for _, timer in timers],
         [timer.attempt for _, timer in timers],
@@ -255,22 +260,22 @@ def write_arguments(turns: Sequence[RunContext]) -> tuple[object, ...]:
         [run for run, _, _ in values],
         [place for _, place, _ in values],
         [value for _, _, value in values],
-        _none_if_empty([turn.now.trigger for turn in turns]),
+        _none_if_empty([context.now.trigger for context in contexts]),
     )
 
 
 def _none_if_empty(column: list[Any]) -> list[Any] | None:
-    """A column that holds nothing need not be sent."""
+    """Null for a column without values."""
     return column if any(each is not None for each in column) else None
 
 
 def _encode_history(happened: Sequence[HistoryEvent]) -> str:
     data = _encode_json(happened)
-    if b"\\u0000" in data:  # one, or these very letters
+    if b"\\u0000" in data:  # an escaped NUL, or the literal text
         data = _encode_json([msgspec.structs.replace(each, why=each.why.replace("\0", "")) for each in happened])
     return data.decode()
 
 
 def storable_text(text: str) -> str:
-    """As much of a text as PostgreSQL takes."""
+    """The text without NUL, cut to the stored length."""
     return text.replace("\0", "")[:ERROR_MAX]

@@ -1,7 +1,7 @@
-"""What happens to runs and sagas, told as events: handed over after the commit, grouped by what runs have in common.
+"""Publishes changes of runs and sagas as events after the commit, grouped by what the runs have in common.
 
-Runs that are advanced together do much the same, so what a batch has to tell is a few groups, however many runs are in
-it. As everywhere, the record is PostgreSQL: `rota.workflow_event` has all of it, with reasons; events have none.
+Runs of a batch advance alike, so a batch makes few groups, however many runs it has. PostgreSQL is the record:
+`rota.workflow_event` has every change, with reasons; events carry none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END_STATES: Final = frozenset(state.lower() for state in RunState if state.ende
 
 
 class _RunEventGroup(msgspec.Struct, frozen=True):
-    """What events of one group have in common."""
+    """Fields that the events of a group share."""
 
     kind: str
     show: ShowId
@@ -35,62 +35,64 @@ class _RunEventGroup(msgspec.Struct, frozen=True):
 
 
 class RunEventPublisher:
-    def __init__(self, teller: EventPublisher) -> None:
-        self.teller = teller
+    def __init__(self, publisher: EventPublisher) -> None:
+        self.publisher = publisher
 
     def publish_advances(self, done: AdvanceResult) -> None:
-        """What came of a batch."""
-        for alike, ids in _group_events(done.turns):
+        """Publish the changes of a batch."""
+        for group, ids in _group_events(done.turns):
             for first in range(0, len(ids), MESSAGE_EVENTS_MAX):
-                self._publish(alike, ids[first : first + MESSAGE_EVENTS_MAX])
-        for turn in done.turns:
-            for place, text in turn.moves.notes:
-                assert turn.flow is not None, "nobody tells anything without a definition"
+                self._publish(group, ids[first : first + MESSAGE_EVENTS_MAX])
+        for context in done.turns:
+            for place, text in context.transition.notes:
+                assert context.flow is not None, "only a decided run has notes"
                 facts = {
-                    "workflow": _workflow_name(turn),
-                    "step": turn.flow.steps[place].id,
+                    "workflow": _workflow_name(context),
+                    "step": context.flow.steps[place].id,
                     "text": text[:TEXT_CHARS_MAX],
                 }
-                self.teller.emit("run.notify", show=turn.show, jobs=(), runs=[turn.run], **facts)
+                self.publisher.emit("run.notify", show=context.show, jobs=(), runs=[context.run], **facts)
 
-    def _publish(self, alike: _RunEventGroup, ids: Sequence[tuple[UUID, UUID | None]]) -> None:
+    def _publish(self, group: _RunEventGroup, ids: Sequence[tuple[UUID, UUID | None]]) -> None:
         jobs = [job for _, job in ids if job is not None]
-        facts = {"workflow": alike.workflow} | ({"step": alike.step} if alike.step else {})
-        self.teller.emit(alike.kind, show=alike.show, jobs=jobs, runs=[run for run, _ in ids], **facts)
+        facts = {"workflow": group.workflow} | ({"step": group.step} if group.step else {})
+        self.publisher.emit(group.kind, show=group.show, jobs=jobs, runs=[run for run, _ in ids], **facts)
 
-    def publish_sagas(self, told: SagaPassResult) -> None:
-        for each in told.happened:
+    def publish_sagas(self, result: SagaPassResult) -> None:
+        for each in result.happened:
             self._publish_saga(each)
 
     def _publish_saga(self, each: SagaEvent) -> None:
         run = parse_subject(each.saga)
         jobs = [each.job] if each.job is not None else []
         facts = {"saga": each.saga} | ({"step": each.step} if each.step else {})
-        self.teller.emit(f"saga.{each.what}", show=each.show, jobs=jobs, runs=[run[0]] if run else (), **facts)
+        self.publisher.emit(f"saga.{each.what}", show=each.show, jobs=jobs, runs=[run[0]] if run else (), **facts)
 
 
-def _group_events(turns: Sequence[RunContext]) -> list[tuple[_RunEventGroup, list[tuple[UUID, UUID | None]]]]:
-    """What happened, with the runs and jobs of each; for every run in the order in which it did."""
+def _group_events(contexts: Sequence[RunContext]) -> list[tuple[_RunEventGroup, list[tuple[UUID, UUID | None]]]]:
+    """Changes with their runs and jobs; in order for every run."""
     groups: list[tuple[_RunEventGroup, list[tuple[UUID, UUID | None]]]] = []
     latest: dict[_RunEventGroup, int] = {}
-    for turn in turns:
+    for context in contexts:
         before = -1
-        for each in turn.moves.happened:
-            alike = _RunEventGroup(event_kind(each), turn.show, _workflow_name(turn), each.step, each.job is not None)
-            if latest.get(alike, -1) <= before:
-                latest[alike] = len(groups)
-                groups.append((alike, []))
-            before = latest[alike]
-            groups[before][1].append((turn.run, each.job))
+        for each in context.transition.happened:
+            group = _RunEventGroup(
+                event_kind(each), context.show, _workflow_name(context), each.step, each.job is not None
+            )
+            if latest.get(group, -1) <= before:
+                latest[group] = len(groups)
+                groups.append((group, []))
+            before = latest[group]
+            groups[before][1].append((context.run, each.job))
     return groups
 
 
-def _workflow_name(turn: RunContext) -> str:
-    return turn.flow.spec.name if turn.flow is not None else ""
+def _workflow_name(context: RunContext) -> str:
+    return context.flow.spec.name if context.flow is not None else ""
 
 
 def event_kind(each: HistoryEvent) -> str:
-    """As which event it is told."""
+    """The kind of event for a history event."""
     if each.step:
         return f"run.step.{each.what}"
     return f"run.ended.{each.what}" if each.what in _END_STATES else f"run.{each.what}"

@@ -1,4 +1,4 @@
-"""The history of runs, for those who watch one: `rota.engine.events.history` looks, this reads what is new."""
+"""Histories of runs for `rota.engine.events.history`: reads the entries that are new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_STATES = frozenset(state.lower() for state in RunState if state.ended)
 
 
 class RunHistoryEntry(msgspec.Struct, frozen=True):
-    """Something that happened to a run, in its advance number `fence`."""
+    """One history event of a run, written by its advance number `fence`."""
 
     fence: int
     at: datetime
@@ -27,7 +27,7 @@ class RunHistoryEntry(msgspec.Struct, frozen=True):
 
 
 class RunHistorySource:
-    """For `Histories`."""
+    """A source for `HistoryWatcher`."""
 
     kind = "run"
 
@@ -35,20 +35,20 @@ class RunHistorySource:
         self.database = database
 
     async def read(self, known: Mapping[UUID, Sequence[RunHistoryEntry]]) -> Mapping[UUID, Sequence[RunHistoryEntry]]:
-        after = [moments[-1].fence if moments else -1 for moments in known.values()]
+        after = [entries[-1].fence if entries else -1 for entries in known.values()]
         found: dict[UUID, list[RunHistoryEntry]] = {}
         for row in await self.database.rows(READ, list(known), after):
-            moments = found.setdefault(row["pk_run"], list(known[row["pk_run"]]))
+            entries = found.setdefault(row["pk_run"], list(known[row["pk_run"]]))
             if row["fence"] is not None:
-                told = msgspec.json.decode(row["told"], type=list[HistoryEvent])
-                moments += [RunHistoryEntry(row["fence"], row["at"], each) for each in told]
+                events = msgspec.json.decode(row["told"], type=list[HistoryEvent])
+                entries += [RunHistoryEntry(row["fence"], row["at"], each) for each in events]
         return found
 
     def event_ids(self, group: EventGroup) -> bytes:
         return group.runs
 
-    def is_last(self, moment: RunHistoryEntry) -> bool:
-        return not moment.happened.step and moment.happened.what in _END_STATES
+    def is_last(self, entry: RunHistoryEntry) -> bool:
+        return not entry.happened.step and entry.happened.what in _END_STATES
 
     def not_found(self, which: UUID) -> NotFound:
-        return NotFound(f"There is no run {which}, or it is not kept any more.", run=str(which))
+        return NotFound(f"There is no run {which}, or it is no longer retained.", run=str(which))

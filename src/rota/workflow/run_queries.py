@@ -1,4 +1,4 @@
-"""Runs as they are looked at: one with its steps, a page of many, and what happened."""
+"""Read models of runs: one with its steps, a page of many, and the timeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunQueries:
     async def get(self, run: RunId) -> WorkflowRunView:
         row = await self.database.row(GET, run)
         if row is None:
-            raise NotFound(f"There is no run {run}, or it is not kept any more.", run=str(run))
+            raise NotFound(f"There is no run {run}, or it is no longer retained.", run=str(run))
         now = msgspec.msgpack.decode(row["steps"], type=RunStatus)
         spec = decode_workflow(row["spec"])
         values = {v["place"]: msgspec.msgpack.decode(v["value"]) for v in await self.database.rows(VALUES, [run])}
@@ -69,7 +69,7 @@ class RunQueries:
         )
 
     async def saga(self, show: ShowId, name: str) -> SagaView | None:
-        """None: nothing was recorded, or all that was is not wanted any more."""
+        """None: nothing was recorded, or nothing recorded is needed any more."""
         rows = await self.database.rows(SAGA, show, name)
         if not rows:
             return None
@@ -88,7 +88,7 @@ class RunQueries:
         return SagaView(rows[0]["saga"], rows[0]["reason"], entries)
 
     async def ended_or_gone(self, runs: Sequence[UUID]) -> list[UUID]:
-        """Those that have ended, or are not kept."""
+        """Runs that have ended or are no longer retained."""
         rows = await self.database.rows(STATES, list(runs))
         states = {row["pk_run"]: RunState(row["state"]) for row in rows}
         return [run for run in runs if run not in states or states[run].ended]
@@ -103,16 +103,16 @@ class RunQueries:
         before: RunId | None = None,
         most: int = 50,
     ) -> list[WorkflowRunSummary]:
-        """The newest first; `shows` by name, or `ids` of those that may be looked into."""
+        """Newest first; `shows` by name, or `ids` of the shows that may be read."""
         limit = min(most, PAGE_MAX + 1)
         rows = await self.database.rows(LIST, shows, workflow, state, before, limit, ids)
         return [WorkflowRunSummary(**_line_fields(row)) for row in rows]
 
     async def timeline(self, run: RunId, after: int = -1) -> list[RunTimelineEntry]:
-        """What happened, in order."""
+        """History events in order."""
         rows = await self.database.rows(TIMELINE, run, after)
-        told = [(row["at"], msgspec.json.decode(row["told"], type=list[HistoryEvent])) for row in rows]
-        return [RunTimelineEntry(at, each) for at, many in told for each in many]
+        timeline = [(row["at"], msgspec.json.decode(row["told"], type=list[HistoryEvent])) for row in rows]
+        return [RunTimelineEntry(at, each) for at, many in timeline for each in many]
 
 
 def _line_fields(row: Any) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Steps that wait for people: asked for by the transaction that begins them, heard of by the one that decides.
+"""Approval steps: the transaction that starts a step requests its approval, and the decision enters the run's inbox.
 
-What holds, and who sees to it:
-- a step waits if and only if its approval is pending: it is asked for, and withdrawn, in the transaction that writes
-  the state of the run; a decision and the news of it are one transaction (`rota.engine.admission.approvals`);
-- only the approval that a step asked for speaks for it: its id is part of the run's state;
-- what people agreed to is what goes on: the hash of it is computed again, from what is stored, by whoever votes;
-- a vote on a run that is being stopped changes nothing, and says so: the run is locked first, then the approval.
+Invariants and who enforces them:
+- a step waits if and only if its approval is pending: request and withdrawal are in the transaction that writes the
+  run's state; a decision and its inbox message are one transaction (`rota.engine.admission.approvals`);
+- only the approval that a step requested decides about it: its id is part of the run's state;
+- people approve what will run: each vote recomputes the hash from the stored state;
+- a vote on a run that is being stopped has no effect, and says so: lock order is run, then approval.
 
-If we die before a commit nothing was asked or said. After it the request is there, or the news, which whoever looks
-next takes up. A decision that comes too late finds its approval closed.
+A crash before a commit leaves nothing requested or decided. After it the request, or the inbox message, is there, and
+the next poll of any server processes it. A late decision finds its approval closed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """A run as it is stored, as far as approvals of its steps are about it."""
+    """A run as stored, with what the approvals of its steps cover."""
 
     row: Record
     version: int
@@ -63,7 +63,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     values: dict[int, bytes]
 
     def step(self, name: str) -> tuple[CompiledStep, StepStatus] | None:
-        """None: it has no such step, or one that asks nobody."""
+        """None: there is no such step, or it is not an approval step."""
         for step, now in zip(self.flow.steps, self.now.steps, strict=True):
             if step.id == name:
                 return (step, now) if step.spec.type == "approval" else None
@@ -75,7 +75,7 @@ class StoredRun(msgspec.Struct, frozen=True):
         return approval_hash(row["pk_show"], row["pk_run"], step.id, row["digest"], row["input"], read)
 
     def step_approval_view(self, step: CompiledStep) -> StepApprovalView | None:
-        """None: what is stored is nothing that anybody could be asked."""
+        """None: the stored state cannot be rendered."""
         given: dict[str, Any] = _unpack(self.row["input"])
         facts = RunInfo(self.row["pk_run"], self.flow.spec.name, self.version, given)
         values = {place: _unpack(value) for place, value in self.values.items()}
@@ -96,62 +96,66 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class StepApprovals:
-    """For `Approver.subjects`, and for whoever advances runs."""
+    """For `Approver.subjects` and `AdvanceTransaction`."""
 
     def __init__(self, definitions: Definitions) -> None:
         self.definitions = definitions
         self.approvals = ApprovalStore(definitions.database)
         self.wake: Callable[[], None] = _ignore_wake
-        """Called when a run has something to hear."""
+        """Called when a run has a new inbox message."""
 
-    async def request_and_withdraw(self, tx: Transaction, turns: Sequence[RunContext]) -> list[Approval]:
-        """Ask for what runs have begun to wait for, and withdraw what they do not; their states are written."""
-        asking = [turn for turn in turns if turn.moves.asks]
-        withdrawn = [turn for turn in turns if turn.moves.withdrawn]
+    async def request_and_withdraw(self, tx: Transaction, contexts: Sequence[RunContext]) -> list[Approval]:
+        """Request approvals for steps that start, and withdraw those of steps that ended; states are written before."""
+        asking = [context for context in contexts if context.transition.asks]
+        withdrawn = [context for context in contexts if context.transition.withdrawn]
         if not asking and not withdrawn:
             return []
-        stored = await self._load_runs(tx, [turn.run for turn in (*asking, *withdrawn)])
-        gone = [_subject(stored[turn.run], place) for turn in withdrawn for place in turn.moves.withdrawn]
-        if gone:
-            await tx.rows(WITHDRAW, sorted(gone))
-        wanted = [
-            _approval_request(stored[turn.run], ask.place, ask.text) for turn in asking for ask in turn.moves.asks
+        stored = await self._load_runs(tx, [context.run for context in (*asking, *withdrawn)])
+        withdrawn_subjects = [
+            _subject(stored[context.run], place) for context in withdrawn for place in context.transition.withdrawn
         ]
-        made = await self.approvals.request(tx, wanted)
-        assert len(made) == len(wanted), "a step of a run asks once"
+        if withdrawn_subjects:
+            await tx.rows(WITHDRAW, sorted(withdrawn_subjects))
+        requests = [
+            _approval_request(stored[context.run], ask.place, ask.text)
+            for context in asking
+            for ask in context.transition.asks
+        ]
+        requested = await self.approvals.request(tx, requests)
+        assert len(requested) == len(requests), "a step of a run asks once"
         failpoints.hit("workflow.after_ask")
-        return made
+        return requested
 
     async def lock(self, on: Transaction, subject: str) -> bytes | None:
         named = parse_subject(subject)
         if named is None or await on.row(LOCK, named[0]) is None:
             return None
         run, name = named
-        material = (await self._load_runs(on, [run]))[run]
-        found = material.step(name)
+        stored_run = (await self._load_runs(on, [run]))[run]
+        found = stored_run.step(name)
         if found is None or found[1].state is not StepState.RUNNING or await on.value(HAS_PENDING_CANCEL, str(run)):
             return None
-        return material.hash(found[0])
+        return stored_run.hash(found[0])
 
     async def apply_decision(
         self, on: Transaction, approval: Approval, state: ApprovalState, why: str
     ) -> AfterCommit | None:
         named = parse_subject(approval.subject)
-        assert named is not None, "only steps of runs are asked about here"
+        assert named is not None, "only approvals of steps belong here"
         output = _pack(msgspec.to_builtins(approval_output(approval))) if state is ApprovalState.GRANTED else None
         error = None if output is not None else denial_reason(approval, state) or why
         await on.run(INSERT_DECISION, str(named[0]), approval.show_id, approval.id, state.value, error, output)
         return self._after_decision
 
     async def step_approval_view(self, approval: Approval) -> StepApprovalView | None:
-        """Exactly what people agree to, as it is stored; None when that is not kept any more, or not about a step."""
+        """What people approve, as stored; None when it is no longer retained, or not about a step."""
         named = parse_subject(approval.subject) if approval.kind == "step" else None
         if named is None:
             return None
         async with self.definitions.database.transaction() as tx:
-            material = (await self._load_runs(tx, [named[0]])).get(RunId(named[0]))
-        found = material.step(named[1]) if material is not None else None
-        return material.step_approval_view(found[0]) if material is not None and found is not None else None
+            stored_run = (await self._load_runs(tx, [named[0]])).get(RunId(named[0]))
+        found = stored_run.step(named[1]) if stored_run is not None else None
+        return stored_run.step_approval_view(found[0]) if stored_run is not None and found is not None else None
 
     async def _after_decision(self) -> None:
         self.wake()

@@ -1,4 +1,4 @@
-"""A workflow from YAML or JSON, the same model as in Python; what is wrong is told as `file:line: sentence.`
+"""Loads a workflow from YAML or JSON, the same model as in Python; errors have the form `file:line: sentence.`
 
 name: trip
 show: travel
@@ -27,31 +27,31 @@ _FIELD: Final = re.compile(r"unknown field `(\w+)`")
 
 
 def read(path: Path) -> WorkflowSpec:
-    """The definition in a file, checked."""
+    """The definition in a file, validated."""
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, source: str = "workflow") -> WorkflowSpec:
-    """The definition in a text, checked; InvalidInput with the line of the first thing that is wrong."""
+    """The definition in a text, validated; InvalidInput with the line of the first error."""
     node = parse_yaml(text, source)
     reader = YamlReader(source)
     if not isinstance(node, MappingNode):
-        raise InvalidInput(f"{source}:1: a workflow is a mapping with a name and steps: write both.")
+        raise InvalidInput(f"{source}:1: a workflow must be a mapping: add a name and steps.")
     try:
         spec = msgspec.convert(reader.to_builtins(node), WorkflowSpec)
-    except msgspec.ValidationError as wrong:
-        raise reader.error(*_locate_error(reader, node, str(wrong))) from None
+    except msgspec.ValidationError as error:
+        raise reader.error(*_locate_error(reader, node, str(error))) from None
     try:
         compile_workflow(spec)
-    except InvalidInput as wrong:
-        raise reader.error(_step_node(reader, node, spec, wrong.sentence), wrong.sentence.rstrip(".")) from wrong
+    except InvalidInput as error:
+        raise reader.error(_step_node(reader, node, spec, error.sentence), error.sentence.rstrip(".")) from error
     return spec
 
 
-def _locate_error(reader: YamlReader, node: YamlNode, told: str) -> tuple[YamlNode, str]:
-    """What msgspec says, with the place that it names."""
-    sentence, _, place = told.partition(" - at `$")
-    path = [int(number) if number.isdigit() else word for word, number in _PATH.findall(place)]
+def _locate_error(reader: YamlReader, node: YamlNode, message: str) -> tuple[YamlNode, str]:
+    """The msgspec error, with the node that it names."""
+    sentence, _, place = message.partition(" - at `$")
+    path = [int(number) if number.isdigit() else field for field, number in _PATH.findall(place)]
     at = reader.node_at(node, path)
     named = _FIELD.search(sentence)
     if named is not None and isinstance(at, MappingNode):
@@ -60,7 +60,7 @@ def _locate_error(reader: YamlReader, node: YamlNode, told: str) -> tuple[YamlNo
 
 
 def _step_node(reader: YamlReader, node: YamlNode, spec: WorkflowSpec, sentence: str) -> YamlNode:
-    """The step that a sentence is about."""
+    """The step that an error names."""
     places = {step.id: at for at, step in enumerate(spec.steps)}
     found = [places[name] for name in _STEP.findall(sentence) if name in places]
     return reader.node_at(node, ["steps", found[0]]) if found else node

@@ -247,9 +247,9 @@ async def test_a_run_that_goes_on_between_looking_and_mending_is_left_alone(room
     await room.start(*AB)
     await room.end("a")
     await room.database.run(UNSAY)
-    [suspect], _ = await room.net.mending._find_stuck(stuck_runs.START_ID)
+    [suspect], _ = await room.net.repair._find_stuck(stuck_runs.START_ID)
     assert await room.mend() == 1
-    assert await room.net.mending._repair(await room.lead(), [suspect]) == 0
+    assert await room.net.repair._repair(await room.lead(), [suspect]) == 0
     assert (await room.database.value(NEWS), await room.jobs()) == (0, ["a", "b"])
 
 
@@ -259,7 +259,7 @@ async def test_who_has_lost_the_lease_mends_and_forgets_nothing(room):
     await room.database.run(UNSAY)
     stale = (await room.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=30.0)).granted[0]
     await room.leases.release([stale])
-    for work in (room.net.mending.repair_runs, room.net.mending.repair_sagas, room.net.pruning.prune):
+    for work in (room.net.repair.repair_runs, room.net.repair.repair_sagas, room.net.pruner.prune):
         with pytest.raises(StaleFence):
             await work(stale)
     assert await room.database.value(NEWS) == 0

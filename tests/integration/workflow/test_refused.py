@@ -76,6 +76,6 @@ async def test_a_timer_that_is_due_is_not_asked_for_all_the_time_while_somebody_
     await room.pass_time(61)
     async with room.database.transaction() as tx:
         await tx.row(LOCK, run)
-        assert await room.advancer._advance_pending(is_told=False) >= 0.05
+        assert await room.advancer._advance_pending(woken=False) >= 0.05
     await room.advance()
     assert (await room.states(run))[""] == "SUCCEEDED"

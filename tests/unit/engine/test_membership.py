@@ -30,7 +30,7 @@ def test_who_was_heard_lately_is_present_and_who_fell_silent_is_forgotten(member
     clock.s = HEARTBEAT_TIMEOUT_S
     members.receive_heartbeat(b"there:9")
     assert members.live_replicas() == ["here:1", "there:9"]
-    assert list(members._heard) == ["there:9"], "names of the dead are kept for ever"
+    assert list(members._last_heartbeat) == ["there:9"], "names of the dead are kept for ever"
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1\xff", b"a\0b", b"line\nline", b"n" * (NAME_MAX + 1), b"\x91" * 300])

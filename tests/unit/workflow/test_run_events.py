@@ -24,7 +24,7 @@ class Heard:
 
 def turn(number, happened):
     flow = SimpleNamespace(spec=SimpleNamespace(name="flow"))
-    return SimpleNamespace(run=UUID(int=number), show=UUID(int=99), flow=flow, moves=Transition(happened=happened))
+    return SimpleNamespace(run=UUID(int=number), show=UUID(int=99), flow=flow, transition=Transition(happened=happened))
 
 
 words = st.sampled_from(["began", "succeeded", "failed", "round"])

@@ -1,5 +1,6 @@
 -- name: prune_runs
--- Forget up to $2 runs that ended more than $1 seconds ago, as did the run that they belong to, with all of theirs; how many.
+-- Delete up to $2 runs that ended more than $1 seconds ago, as did their root run, with all their rows; returns how
+-- many.
 WITH old AS MATERIALIZED (
   SELECT r.pk_run FROM rota.workflow_run r
   WHERE r.ts_ended < clock_timestamp() - make_interval(secs => $1::float8)
@@ -15,7 +16,7 @@ WITH old AS MATERIALIZED (
 SELECT count(*) FROM gone
 
 -- name: prune_sagas
--- Forget up to $2 sagas that ended more than $1 seconds ago; how many.
+-- Delete up to $2 sagas that ended more than $1 seconds ago; returns how many.
 WITH gone AS (
   DELETE FROM rota.saga s USING (
     SELECT o.pk_saga FROM rota.saga o
@@ -26,7 +27,8 @@ WITH gone AS (
 SELECT count(*) FROM gone
 
 -- name: prune_versions
--- Forget up to $2 versions of definitions from more than $1 seconds ago that are neither the latest nor those of a run; how many.
+-- Delete up to $2 versions of definitions older than $1 seconds that are neither the latest nor in use; returns how
+-- many.
 WITH gone AS (
   DELETE FROM rota.workflow w USING (
     SELECT o.pk_workflow FROM rota.workflow o
@@ -39,11 +41,11 @@ WITH gone AS (
 SELECT count(*) FROM gone
 
 -- name: mend_ended
--- How the runs $1 ended, those of them that are there.
+-- How the runs $1 ended, as far as they exist.
 SELECT pk_run, state, error, steps FROM rota.workflow_run WHERE pk_run = ANY ($1::uuid[])
 
 -- name: mend_jobs
--- Write the news of jobs $3, which steps of runs $1 in shows $2 wait for, again; a job that is gone has failed.
+-- Deliver the ends of jobs $3 to runs $1 in shows $2 again; a missing job counts as failed.
 INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, pk_layer, frames, request, ts_at)
 SELECT 'job', g.pk_run::text, g.pk_show, g.pk_job, coalesce(d.state, 'FAILED'),
        CASE WHEN d.pk_job IS NULL THEN 'Its job is gone, and nothing is known of its end.' ELSE d.reason END,
@@ -52,12 +54,12 @@ FROM unnest($1::uuid[], $2::uuid[], $3::uuid[]) AS g (pk_run, pk_show, pk_job)
 LEFT JOIN LATERAL (SELECT * FROM rota.job_done d WHERE d.pk_job = g.pk_job LIMIT 1) AS d ON true
 
 -- name: mend_lock
--- Lock those of the runs $1 that nobody has advanced since they had the fences $2, and nobody is at.
+-- Lock those of the runs $1 that still have the fences $2; skips locked runs.
 SELECT r.pk_run FROM rota.workflow_run r JOIN unnest($1::uuid[], $2::bigint[]) AS g (pk_run, fence) USING (pk_run, fence)
 WHERE r.ts_ended IS NULL ORDER BY r.pk_run FOR NO KEY UPDATE OF r SKIP LOCKED
 
 -- name: mend_runs
--- Up to $2 runs after run $1 that have not ended, with their timers, and whether a saga that they wait for is gone or over.
+-- Up to $2 live runs after run $1, with their timers, and whether a saga that they wait for is missing or has ended.
 SELECT r.pk_run, r.pk_show, r.pk_workflow, r.state, r.steps, r.fence, t.places, t.attempts,
        r.state = 'COMPENSATING'
          AND NOT EXISTS (SELECT FROM rota.saga s WHERE s.pk_show = r.pk_show AND s.workflow_id = r.pk_run::text
@@ -71,21 +73,21 @@ FROM rota.workflow_run r LEFT JOIN LATERAL (
 WHERE r.ts_ended IS NULL AND r.pk_run > $1::uuid ORDER BY r.pk_run LIMIT $2::int
 
 -- name: mend_timers
--- Write the timers $1 to $4 (runs, places, attempts, milliseconds) that are not there.
+-- Insert the missing timers $1 to $4 (runs, places, attempts, milliseconds).
 INSERT INTO rota.workflow_timer (pk_run, place, attempt, ts_due)
 SELECT g.pk_run, g.place, g.attempt, to_timestamp(g.due_ms / 1000.0)
 FROM unnest($1::uuid[], $2::smallint[], $3::int[], $4::bigint[]) AS g (pk_run, place, attempt, due_ms)
 ON CONFLICT DO NOTHING
 
 -- name: mend_told
--- Write news of kind $3 for runs $1 in shows $2, of what has the ids $4, in states $5, for reasons $6, in the ways $7.
+-- Add inbox messages of kind $3 to runs $1 in shows $2: ids $4, states $5, reasons $6, triggers $7.
 INSERT INTO rota.workflow_news (kind, workflow_id, pk_show, pk_job, state, reason, request)
 SELECT g.kind, g.pk_run::text, g.pk_show, g.id, g.state, g.reason, convert_to(g.way, 'UTF8')
 FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::text[])
   AS g (pk_run, pk_show, kind, id, state, reason, way)
 
 -- name: mend_undos
--- Write the news of up to $1 compensations again that are over, or gone, unheard; one that was never submitted is due again.
+-- Deliver up to $1 lost ends of compensations again; an entry that was never submitted is due again.
 WITH lost AS (
   SELECT s.pk_show, s.workflow_id, e.pk_saga, e.number, e.pk_undo
   FROM rota.saga s JOIN rota.saga_entry e USING (pk_saga)
@@ -107,7 +109,8 @@ WITH lost AS (
 SELECT pk_show, workflow_id, pk_undo FROM lost
 
 -- name: mend_unheard
--- Which of the jobs $1, runs $2 and approvals $3 that steps wait for are over, or gone, without anybody being told.
+-- Which of the jobs $1, runs $2 and approvals $3 that steps wait for have ended, or are missing, without an inbox
+-- message.
 WITH told AS MATERIALIZED (SELECT pk_job FROM rota.workflow_news WHERE pk_job IS NOT NULL)
 SELECT 'job' AS kind, g.id FROM unnest($1::uuid[]) AS g (id)
 WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = g.id) AND g.id NOT IN (SELECT pk_job FROM told)

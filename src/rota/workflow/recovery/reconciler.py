@@ -1,7 +1,7 @@
-"""The net below workflows: one replica, under a fenced lease, mends what waits in vain and forgets what ended long ago.
+"""Safety net of workflows: one leader, under a fenced lease, repairs stuck runs and deletes expired ones.
 
 A pass every `workflow.poll_interval`; the lease lasts twice as long, as in the seed, and is renewed. Every write checks
-it, so a leader that was paused past its time writes nothing. What one pass does not get to the next one does.
+it, so a leader that was paused beyond its lease writes nothing. The next pass does what one pass leaves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rota.workflow.recovery.stuck_runs import StuckRunRepair
 
 LEASE: Final = "rota:workflow-engine:reconciler:default"
 log = structlog.get_logger(__name__)
-STEP_FAILURES = metrics.counter("rota_workflow_net_failures", "Steps of the net that failed.", labels=("reason",))
+STEP_FAILURES = metrics.counter("rota_workflow_net_failures", "Reconciler steps that failed.", labels=("reason",))
 
 
 class WorkflowReconciler:
     def __init__(self, leases: Leases, advancer: RunExecutor, retention: RetentionSettings | None = None) -> None:
-        self.mending = StuckRunRepair(leases, advancer)
-        self.pruning = WorkflowPruner(advancer.database, leases, retention)
+        self.repair = StuckRunRepair(leases, advancer)
+        self.pruner = WorkflowPruner(advancer.database, leases, retention)
         self._every_s = advancer.workflow.poll_interval
         self._clock = leases.clock
         self._leadership = Leadership(
@@ -41,21 +41,21 @@ class WorkflowReconciler:
         await self._leadership.serve(life)
 
     async def lead(self, lease: Lease) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self.run_once(lease)
             await self._clock.sleep(self._every_s)
 
     async def run_once(self, lease: Lease) -> int:
-        """One pass; how many runs and sagas were mended."""
-        mended = await self._run_step(self.mending.repair_runs, lease) + await self._run_step(
-            self.mending.repair_sagas, lease
+        """One pass; returns the number of runs and sagas repaired."""
+        repaired = await self._run_step(self.repair.repair_runs, lease) + await self._run_step(
+            self.repair.repair_sagas, lease
         )
-        await self._run_step(self.pruning.prune, lease)
-        return mended
+        await self._run_step(self.pruner.prune, lease)
+        return repaired
 
     async def _run_step(self, step: Callable[[Lease], Awaitable[int]], lease: Lease) -> int:
-        """Whatever becomes of one, the others are done; it is tried again by the next pass."""
+        """A failed step does not stop the others; the next pass repeats it."""
         try:
             return await step(lease)
         except (PostgresUnavailable, LeaseLost, StaleFence):
@@ -63,5 +63,5 @@ class WorkflowReconciler:
         except (RotaError, OSError, *FAILURES) as error:
             reason = error.code if isinstance(error, RotaError) else type(error).__name__
             STEP_FAILURES.labels(reason).inc()
-            log.warning("net_not_spread", reason=reason, because=str(error)[:200])
+            log.warning("workflow_reconcile_failed", reason=reason, because=str(error)[:200])
             return 0

@@ -1,12 +1,12 @@
-"""Runs and sagas that wait for what will never come, found and mended. Nothing should: this is the net.
+"""Repairs stuck runs and sagas (lost wake-ups). Should find nothing; it is a safety net.
 
-A run says itself what it waits for: jobs, other runs, approvals, timers, a saga. It is looked for in one snapshot of
-PostgreSQL, in which whatever ends and the news of it are there together, so nothing is found that is only under way.
-What is over and was not told is told again: a second telling changes nothing. What is gone has failed. A timer that is
-gone is written again and never early, a run that waits for nothing looks at its steps anew.
+The state of a run says what it waits for: jobs, child runs, approvals, timers, a saga. All of it is checked in one
+snapshot of PostgreSQL, in which an end and its inbox message are visible together, so work in progress is not reported.
+Ends without an inbox message are delivered again: a duplicate changes nothing. A missing job, run or approval counts as
+failed. A missing timer is recreated, never early; a run that waits for nothing re-evaluates its steps.
 
-Each is mended under the lease of whoever leads, and under the lock of the run if nobody has advanced it since: who was
-paused writes nothing. If we die between looking and writing, the next pass finds the same.
+Each repair happens under the leader's fence, and under the lock of the run if it has not advanced since: a paused
+leader writes nothing. After a crash between check and write, the next pass finds the same.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ VALUES = query("rota.workflow", "values")
 
 CHUNK: Final = 500
 CHUNKS_MAX: Final = 20
-"""Of one pass; the next goes on."""
+"""Per pass; the next pass goes on."""
 START_ID: Final = UUID(int=0)
-GONE_ERROR: Final = "It is gone, and nothing is known of its end."
+GONE_ERROR: Final = "It no longer exists, and its outcome is unknown."
 
 log = structlog.get_logger(__name__)
 REPAIRED = metrics.counter(
-    "rota_workflow_mended", "Runs and sagas that waited for what would never come, by what.", labels=("what",)
+    "rota_workflow_mended", "Stuck runs and sagas that were repaired, by what they waited for.", labels=("what",)
 )
 _RUN_STATUS_DECODER = msgspec.msgpack.Decoder(RunStatus)
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 class StuckRun(msgspec.Struct, frozen=True):
-    """A run as it was seen, and what it waits for in vain."""
+    """A run as read, and the lost events that it waits for."""
 
     run: RunId
     show: ShowId
@@ -79,16 +79,16 @@ class StuckRun(msgspec.Struct, frozen=True):
 
     @property
     def missing_kinds(self) -> list[str]:
-        words = {"job": self.jobs, "run": self.runs, "approval": self.approvals, "timer": self.timers}
+        lost_events = {"job": self.jobs, "run": self.runs, "approval": self.approvals, "timer": self.timers}
         return [
-            *(word for word, ids in words.items() if ids),
+            *(kind for kind, ids in lost_events.items() if ids),
             *(["saga"] if self.undone else []),
             *(["step"] if self.nothing else []),
         ]
 
     def warn(self) -> None:
-        for word in self.missing_kinds:
-            _warn(word, run=str(self.run))
+        for kind in self.missing_kinds:
+            _warn(kind, run=str(self.run))
 
 
 class StuckRunRepair:
@@ -99,18 +99,18 @@ class StuckRunRepair:
         self._after = START_ID
 
     async def repair_runs(self, lease: Lease) -> int:
-        """Look at the next runs, and mend those that wait in vain; how many."""
-        mended = 0
+        """Check the next runs, and repair stuck ones; returns how many."""
+        repaired = 0
         for _ in range(CHUNKS_MAX):
             suspects, self._after = await self._find_stuck(self._after)
             if suspects:
-                mended += await self._repair(lease, suspects)
+                repaired += await self._repair(lease, suspects)
             if self._after == START_ID:
                 break
-        return mended
+        return repaired
 
     async def repair_sagas(self, lease: Lease) -> int:
-        """Have compensations heard of whose end nobody has; how many."""
+        """Deliver ends of compensations again that were lost; returns how many."""
         async with self._fenced_transaction(lease) as tx:
             rows = await tx.rows(REDELIVER_COMPENSATIONS, CHUNK)
             self.advancer.advancing.sagas.notify_after_commit(
@@ -122,19 +122,19 @@ class StuckRunRepair:
         return len(rows)
 
     async def _find_stuck(self, after: UUID) -> tuple[list[StuckRun], UUID]:
-        """Runs that wait in vain among the next, in one snapshot; and the last of them, or `FIRST` at the end."""
+        """Stuck runs among the next, from one snapshot; and the last run, or `START_ID` at the end."""
         async with self.database.transaction("repeatable read", readonly=True) as tx:
             rows = await tx.rows(RUNS, after, CHUNK)
             flows = await self.advancer.advancing.definitions.many({row["pk_workflow"] for row in rows}, tx)
-            seen = [(row, waits) for row in rows if (waits := _waits(row, flows)) is not None]
-            unheard = await tx.rows(
+            checked = [(row, waits) for row in rows if (waits := _waits(row, flows)) is not None]
+            undelivered = await tx.rows(
                 UNDELIVERED,
-                [job for _, waits in seen for job in waits.jobs],
-                [run for _, waits in seen for run in waits.runs],
-                [approval for _, waits in seen for approval in waits.approvals],
+                [job for _, waits in checked for job in waits.jobs],
+                [run for _, waits in checked for run in waits.runs],
+                [approval for _, waits in checked for approval in waits.approvals],
             )
-        lost = {row["id"] for row in unheard}
-        found = [_stuck_run(row, waits, lost) for row, waits in seen]
+        lost = {row["id"] for row in undelivered}
+        found = [_stuck_run(row, waits, lost) for row, waits in checked]
         return [each for each in found if each.is_stuck], rows[-1]["pk_run"] if len(rows) == CHUNK else START_ID
 
     async def _repair(self, lease: Lease, suspects: Sequence[StuckRun]) -> int:
@@ -158,9 +158,9 @@ class StuckRunRepair:
         return len(ours)
 
     async def _redeliver_job_ends(self, tx: Transaction, ours: Sequence[StuckRun]) -> None:
-        told = [(each.run, each.show, job) for each in ours for job in each.jobs]
-        if told:
-            await tx.run(REDELIVER_JOB_ENDS, *(list(column) for column in zip(*told, strict=True)))
+        messages = [(each.run, each.show, job) for each in ours for job in each.jobs]
+        if messages:
+            await tx.run(REDELIVER_JOB_ENDS, *(list(column) for column in zip(*messages, strict=True)))
 
     async def _redeliver_run_ends(self, tx: Transaction, ours: Sequence[StuckRun]) -> None:
         children = [(each, run) for each in ours for run in each.runs]
@@ -182,37 +182,37 @@ class StuckRunRepair:
                 await approving.apply_decision(tx, approval, approval.state, "")
 
     async def _redeliver_saga_ends(self, tx: Transaction, undone: Sequence[StuckRun]) -> None:
-        """One that was never begun begins; the others are over."""
+        """Start rollbacks that were never started; the other sagas have ended."""
         sagas = [(each.show, str(each.run)) for each in undone]
         begun = await self.advancer.advancing.sagas.roll_back(tx, sagas, "Its run waits for it.")
-        over = [each for each in undone if str(each.run) not in begun]
-        if over:
-            await _insert_inbox(tx, [(each.run, each.show, "saga", None, None, "over", None) for each in over])
+        ended = [each for each in undone if str(each.run) not in begun]
+        if ended:
+            await _insert_inbox(tx, [(each.run, each.show, "saga", None, None, "over", None) for each in ended])
 
     async def _recreate_timers(self, tx: Transaction, suspect: StuckRun) -> None:
         if not suspect.timers:
             return
         row = await tx.row(LOCK_ONE, suspect.run)
-        assert row is not None, "it is locked"
-        turn = RunContext.from_row(row)
+        assert row is not None, "the run is locked"
+        context = RunContext.from_row(row)
         version, flow = (await self.advancer.advancing.definitions.many([suspect.workflow], tx))[suspect.workflow]
         rows = await tx.rows(VALUES, [suspect.run])
         values = {row["place"]: _unpack(row["value"]) for row in rows}
-        facts = RunInfo(turn.run, flow.spec.name, version, turn.input)
-        timers = [(place, attempt, _due_ms(flow, turn, facts, values, place)) for place, attempt in suspect.timers]
+        facts = RunInfo(context.run, flow.spec.name, version, context.input)
+        timers = [(place, attempt, _due_ms(flow, context, facts, values, place)) for place, attempt in suspect.timers]
         made = [(suspect.run, place, attempt, due) for place, attempt, due in timers if due is not None]
         if made:
             await tx.run(RECREATE_TIMERS, *(list(column) for column in zip(*made, strict=True)))
 
     async def _reevaluate_steps(self, lease: Lease, suspect: StuckRun) -> None:
-        """A run that is paused and resumed looks at all its steps."""
+        """Pause and resume make a run evaluate all its steps."""
         async with self._fenced_transaction(lease) as tx:
             row = await tx.row(LOCK_ONE, suspect.run)
             if row is None or row["fence"] != suspect.fence:
                 return
-            turn = RunContext.from_row(row)
-            turn.news = [PauseRun(), ResumeRun()]
-            done = await self.advancer.advancing.advance(tx, [turn], alone=True)
+            context = RunContext.from_row(row)
+            context.inbox = [PauseRun(), ResumeRun()]
+            done = await self.advancer.advancing.advance(tx, [context], alone=True)
         await self.advancer.after_commit(done)
 
     @asynccontextmanager
@@ -225,8 +225,8 @@ class StuckRunRepair:
 InboxRow = tuple[RunId, ShowId, str, UUID | None, str | None, str | None, str | None]
 
 
-async def _insert_inbox(tx: Transaction, told: Sequence[InboxRow]) -> None:
-    await tx.run(INSERT_INBOX, *(list(column) for column in zip(*told, strict=True)))
+async def _insert_inbox(tx: Transaction, messages: Sequence[InboxRow]) -> None:
+    await tx.run(INSERT_INBOX, *(list(column) for column in zip(*messages, strict=True)))
 
 
 def _run_end_row(suspect: StuckRun, run: UUID, row: Record | None) -> InboxRow:
@@ -237,16 +237,16 @@ def _run_end_row(suspect: StuckRun, run: UUID, row: Record | None) -> InboxRow:
 
 
 def _waits(row: Record, flows: Mapping[int, tuple[int, CompiledWorkflow]]) -> RunWaits | None:
-    """None: its state cannot be read. Others are looked at all the same."""
+    """None: the state cannot be decoded. Other runs are checked all the same."""
     try:
         return run_waits(flows[row["pk_workflow"]][1], _RUN_STATUS_DECODER.decode(row["steps"]), RunState(row["state"]))
     except (msgspec.MsgspecError, LookupError, ValueError):
-        log.exception("run_cannot_be_read", run=str(row["pk_run"]))
+        log.exception("run_state_unreadable", run=str(row["pk_run"]))
         return None
 
 
 def _stuck_run(row: Record, waits: RunWaits, lost: Collection[UUID]) -> StuckRun:
-    there = set(zip(row["places"] or (), row["attempts"] or (), strict=True))
+    existing = set(zip(row["places"] or (), row["attempts"] or (), strict=True))
     return StuckRun(
         run=RunId(row["pk_run"]),
         show=ShowId(row["pk_show"]),
@@ -255,21 +255,23 @@ def _stuck_run(row: Record, waits: RunWaits, lost: Collection[UUID]) -> StuckRun
         jobs=tuple(job for job in waits.jobs if job in lost),
         runs=tuple(run for run in waits.runs if run in lost),
         approvals=tuple(each for each in waits.approvals if each in lost),
-        timers=tuple(timer for timer in waits.timers if timer not in there),
+        timers=tuple(timer for timer in waits.timers if timer not in existing),
         undone=row["is_undone"],
         nothing=waits.nothing,
     )
 
 
-def _due_ms(flow: CompiledWorkflow, turn: RunContext, facts: RunInfo, values: dict[int, Any], place: int) -> int | None:
-    """None: it cannot be told any more, and then somebody has to look."""
+def _due_ms(
+    flow: CompiledWorkflow, context: RunContext, facts: RunInfo, values: dict[int, Any], place: int
+) -> int | None:
+    """None: the due time cannot be computed; a person must look at the run."""
     try:
-        return recompute_due_ms(flow, turn.now, facts, values, place, turn.now_ms)
+        return recompute_due_ms(flow, context.now, facts, values, place, context.now_ms)
     except ExpressionError as failed:
-        log.warning("timer_cannot_be_told", run=str(turn.run), because=str(failed))
+        log.warning("timer_due_time_unknown", run=str(context.run), because=str(failed))
         return None
 
 
 def _warn(what: str, **facts: str) -> None:
     REPAIRED.labels(what).inc()
-    log.warning("waited_in_vain", what=what, **facts)
+    log.warning("stuck_run_repaired", what=what, **facts)

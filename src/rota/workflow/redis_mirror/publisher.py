@@ -1,9 +1,9 @@
-"""What Redis shows of timers and sagas, told after the commit that changed them and off everybody's way.
+"""Writes changes of timers and sagas to Redis after their commit, without delaying anyone.
 
-Whatever changes is put into a queue that one task empties: a call of Redis for a batch, and batches are made by load.
-Nobody waits for it. When the queue is full, or Redis is away, a change is dropped and counted, and so it is if we die:
-`poller` finds out, since Redis can always be made of PostgreSQL again. Of a timer that comes and goes the last word
-counts; a saga is read when it is told, so being told of it twice is being told once.
+Changes enter a queue that one task drains in batches, one Redis call each; the load determines the batch size. When the
+queue is full or Redis is unavailable, changes are dropped and counted; a crash loses the queue. The reconciler repairs
+both, since the mirror can always be rebuilt from PostgreSQL. For a timer the last change in the queue counts; a saga is
+read when it is published, so duplicates merge.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 PUBLISHED = metrics.counter(
-    "rota_workflow_view_told", "Changes that Redis was told of, by what it shows.", labels=("view",)
+    "rota_workflow_view_told", "Changes written to the Redis mirror, by view.", labels=("view",)
 )
 DROPPED = metrics.counter(
-    "rota_workflow_view_dropped", "Changes that Redis was not told of: the poller mends it.", labels=("view", "reason")
+    "rota_workflow_view_dropped", "Changes not written to the Redis mirror, by reason.", labels=("view", "reason")
 )
 
 
@@ -49,18 +49,18 @@ class MirrorPublisher:
         self.sagas = sagas
         self._timers: dict[tuple[UUID, int, int], tuple[MirroredTimer, bool]] = {}
         self._sagas: dict[SagaKey, None] = {}
-        self._reason = asyncio.Event()
+        self._pending = asyncio.Event()
 
     def on_advanced(self, done: AdvanceResult) -> None:
-        """For `Advancer.on_done`."""
-        for turn in done.turns:
-            for timer in _removed_timers(turn):
+        """For `RunExecutor.on_done`."""
+        for context in done.turns:
+            for timer in _removed_timers(context):
                 self._enqueue("timers", self._timers, (timer.run, timer.place, timer.attempt), (timer, False))
-            for made in turn.moves.timers:
-                timer = MirroredTimer(turn.workflow, turn.run, made.place, made.attempt, made.due_ms)
+            for added in context.transition.timers:
+                timer = MirroredTimer(context.workflow, context.run, added.place, added.attempt, added.due_ms)
                 self._enqueue("timers", self._timers, (timer.run, timer.place, timer.attempt), (timer, True))
-            if turn.state is RunState.SUCCEEDED and turn.depth == 0 and self._may_have_saga(turn.workflow):
-                self.on_sagas_changed([(turn.show, str(turn.root))])
+            if context.state is RunState.SUCCEEDED and context.depth == 0 and self._may_have_saga(context.workflow):
+                self.on_sagas_changed([(context.show, str(context.root))])
 
     def on_sagas_changed(self, sagas: Sequence[SagaKey]) -> None:
         """For `Sagas.on_change`."""
@@ -68,20 +68,20 @@ class MirrorPublisher:
             self._enqueue("sagas", self._sagas, named, None)
 
     async def run(self, life: Lifecycle) -> None:
-        telling = asyncio.create_task(self._flush_loop(), name="workflow.mirror")
+        flush_task = asyncio.create_task(self._flush_loop(), name="workflow.mirror")
         draining = asyncio.create_task(life.until_draining(), name="workflow.mirror.draining")
         life.ready()
         try:
-            await asyncio.wait({telling, draining}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({flush_task, draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            telling.cancel()
+            flush_task.cancel()
             draining.cancel()
-            await asyncio.wait({telling, draining})
-        if not telling.cancelled():
-            telling.result()
+            await asyncio.wait({flush_task, draining})
+        if not flush_task.cancelled():
+            flush_task.result()
 
     async def flush(self) -> bool:
-        """All that waits to be told, a batch at a time; False when some of it could not be."""
+        """Write the queue in batches; False when a write failed."""
         done = True
         while done and (self._timers or self._sagas):
             timers = [change for _, change in _pop_batch(self._timers, TIMERS_BATCH_MAX)]
@@ -93,42 +93,42 @@ class MirrorPublisher:
 
     async def _flush_loop(self) -> None:
         while True:
-            await self._reason.wait()
-            self._reason.clear()
+            await self._pending.wait()
+            self._pending.clear()
             if not await self.flush():
                 await asyncio.sleep(FAILURE_BACKOFF_S)
-                self._reason.set()
+                self._pending.set()
 
     async def _publish_timers(self, changes: Sequence[tuple[MirroredTimer, bool]]) -> None:
-        if made := [timer for timer, is_there in changes if is_there]:
-            await self.timers.add(made)
-        if over := [timer for timer, is_there in changes if not is_there]:
-            await self.timers.remove(over)
+        if added := [timer for timer, exists in changes if exists]:
+            await self.timers.add(added)
+        if removed := [timer for timer, exists in changes if not exists]:
+            await self.timers.remove(removed)
 
     def _enqueue(self, view: str, queue: dict[K, V], key: K, change: V) -> None:
         if len(queue) >= QUEUE_MAX and key not in queue:
             DROPPED.labels(view, "full").inc()
             return
         queue[key] = change
-        self._reason.set()
+        self._pending.set()
 
     def _may_have_saga(self, workflow: int) -> bool:
-        """Whether runs of it have a saga, unless jobs that are no steps of theirs have joined one."""
+        """Whether its runs can have a saga of their own; jobs that are not steps may join one as well."""
         flow = self.timers.definitions.cached(workflow)
         if flow is None:
             return True
         return any(step.spec.compensate is not None or step.spec.type == "workflow" for step in flow.steps)
 
 
-async def _publish(view: str, tell: Callable[[list[V]], Awaitable[None]], changes: list[V]) -> bool:
+async def _publish(view: str, write: Callable[[list[V]], Awaitable[None]], changes: list[V]) -> bool:
     if not changes:
         return True
     try:
-        await tell(changes)
+        await write(changes)
     except (RotaError, RedisError, OSError, *FAILURES) as error:
         reason = error.code if isinstance(error, RotaError) else type(error).__name__
         DROPPED.labels(view, reason).inc(len(changes))
-        log.warning("view_not_told", view=view, changes=len(changes), reason=reason)
+        log.warning("redis_mirror_write_failed", view=view, changes=len(changes), reason=reason)
         return False
     PUBLISHED.labels(view).inc(len(changes))
     return True
@@ -138,7 +138,10 @@ def _pop_batch(queue: dict[K, V], most: int) -> list[tuple[K, V]]:
     return [(key, queue.pop(key)) for key in list(islice(queue, most))]
 
 
-def _removed_timers(turn: RunContext) -> list[MirroredTimer]:
-    """Timers that have fired, or are not wanted any more."""
-    fired = [(news.place, news.attempt) for news in turn.news if isinstance(news, TimerFired)]
-    return [MirroredTimer(turn.workflow, turn.run, place, attempt) for place, attempt in (*fired, *turn.moves.untimed)]
+def _removed_timers(context: RunContext) -> list[MirroredTimer]:
+    """Timers that have fired or were cancelled."""
+    fired = [(message.place, message.attempt) for message in context.inbox if isinstance(message, TimerFired)]
+    return [
+        MirroredTimer(context.workflow, context.run, place, attempt)
+        for place, attempt in (*fired, *context.transition.untimed)
+    ]

@@ -1,5 +1,5 @@
 -- name: saga_mirror
--- The sagas $2 of shows $1, each with up to $3 of its entries that are left, the next one first; no fence: it is over.
+-- The sagas $2 of shows $1, each with up to $3 of its remaining entries, the next one first; no fence: it has ended.
 SELECT g.workflow_id, w.str_name AS show, s.fence, s.state, e.steps, e.jobs, e.states, e.templates,
        EXISTS (SELECT FROM rota.workflow_run r WHERE r.pk_show = g.pk_show
                AND r.pk_run = CASE WHEN rota.is_uuid(g.workflow_id) THEN g.workflow_id::uuid END) AS is_run
@@ -14,7 +14,7 @@ LEFT JOIN LATERAL (
 ) AS e ON true
 
 -- name: saga_mirror_gone
--- Which of the sagas $2 of shows $1, by name, are over; no show: a run.
+-- Which of the sagas $2 of shows $1, by name, have ended; an empty show: a run.
 SELECT g.at::int AS at
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS g (show, name, at)
 WHERE NOT EXISTS (
@@ -24,20 +24,20 @@ WHERE NOT EXISTS (
     ELSE (SELECT w.pk_show FROM rota.show w WHERE w.str_name = g.show) END)
 
 -- name: saga_mirror_page
--- Up to $2 sagas after number $1 that are not over.
+-- Up to $2 sagas after id $1 that have not ended.
 SELECT pk_saga, pk_show, workflow_id FROM rota.saga WHERE state IN ('open', 'rolling_back') AND pk_saga > $1::bigint
 ORDER BY pk_saga LIMIT $2::int
 
 -- name: saga_mirror_rolling
--- Up to $1 sagas that roll back.
+-- Up to $1 sagas that are rolling back.
 SELECT pk_show, workflow_id FROM rota.saga WHERE state = 'rolling_back' ORDER BY pk_saga LIMIT $1::int
 
 -- name: timers_count
--- How many timers there are, counted up to $1.
+-- The number of timers, counted up to $1.
 SELECT count(*) FROM (SELECT FROM rota.workflow_timer LIMIT $1::int) AS t
 
 -- name: timers_of_runs
--- The timers of runs $1, with the definitions of these; looked up one by one, whatever the planner knows of the tables.
+-- The timers of runs $1, with their definitions; one index lookup each, whatever the planner's statistics.
 SELECT coalesce((SELECT r.pk_workflow FROM rota.workflow_run r WHERE r.pk_run = g.pk_run), 0) AS pk_workflow, t.*
 FROM unnest($1::uuid[]) AS g (pk_run)
 CROSS JOIN LATERAL (

@@ -1,10 +1,10 @@
-"""The one replica that keeps what Redis shows of workflows in line with PostgreSQL, under a fenced lease.
+"""Reconciles the Redis mirror with PostgreSQL; one leader, under a fenced lease.
 
-Every `workflow.delay.poll_interval` it adds what Redis lacks: all of it after Redis was emptied (its own key is gone
-then), otherwise the next part, and a larger one while there are fewer timers than rows. Every
-`workflow.delay.cleanup_interval` it removes what has no row, and nothing else: however long overdue a timer is, it is
-there until it has fired. Parts are small, so that nobody waits behind them. A leader that was paused and goes on writes
-what was true then; the next pass mends it.
+Every `workflow.delay.poll_interval` it adds missing entries: all of them after Redis was emptied (its own key is gone
+then), otherwise the next page, and more pages while there are fewer timers than rows. Every
+`workflow.delay.cleanup_interval` it removes entries without a row, and nothing else: an overdue timer stays until it
+has fired. Pages are small, so that Redis is never blocked for long. A paused leader that wakes up writes old state; the
+next pass repairs it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from rota.workflow.sagas import Sagas
 LEASE: Final = "rota:wf:delay:poller"
 PAGES_MAX: Final = 100_000
 CATCH_UP_PAGES_MAX: Final = 20
-"""Of one pass when timers are missing; the next goes on."""
+"""Per pass while timers are missing; the next pass goes on."""
 
 log = structlog.get_logger(__name__)
-ADDED = metrics.counter("rota_workflow_timers_added", "Timers that their index in Redis lacked.")
-REMOVED = metrics.counter("rota_workflow_view_removed", "What Redis showed and was over, by view.", labels=("view",))
+ADDED = metrics.counter("rota_workflow_timers_added", "Timers that were missing in the Redis mirror.")
+REMOVED = metrics.counter(
+    "rota_workflow_view_removed", "Obsolete entries of the Redis mirror, by view.", labels=("view",)
+)
 PASS_FAILURES = metrics.counter("rota_workflow_poll_failures", "Passes of the poller that failed.", labels=("reason",))
 
 
@@ -46,16 +48,16 @@ class MirrorReconciler:
         timers: TimerMirror,
         mirror: SagaMirror,
         sagas: Sagas,
-        wanted: DelayTimersSettings | None = None,
+        settings: DelayTimersSettings | None = None,
         keys: RedisKeys | None = None,
     ) -> None:
         self.timers = timers
         self.mirror = mirror
         self.sagas = sagas
-        self.wanted = wanted or DelayTimersSettings()
+        self.settings = settings or DelayTimersSettings()
         self._clock = leases.clock
         self._key = (keys or RedisKeys()).workflow_poller()
-        self._leadership = Leadership(leases, LEASE, self.lead, kind="workflow_poller", ttl_s=self.wanted.lock_ttl)
+        self._leadership = Leadership(leases, LEASE, self.lead, kind="workflow_poller", ttl_s=self.settings.lock_ttl)
         self._timer = START_CURSOR
         self._saga = 0
 
@@ -64,64 +66,64 @@ class MirrorReconciler:
         await self._leadership.serve(life)
 
     async def lead(self, lease: Lease) -> None:
-        """Until cancelled."""
-        clean_at = self._clock.monotonic() + self.wanted.cleanup_interval
+        """Runs until cancelled."""
+        clean_at = self._clock.monotonic() + self.settings.cleanup_interval
         try:
             while True:
                 await self._run_step(self.fill, lease)
                 if self._clock.monotonic() >= clean_at:
                     await self._run_step(self.clean, lease)
-                    clean_at = self._clock.monotonic() + self.wanted.cleanup_interval
-                await self._clock.sleep(self.wanted.poll_interval)
+                    clean_at = self._clock.monotonic() + self.settings.cleanup_interval
+                await self._clock.sleep(self.settings.poll_interval)
         finally:
             self.sagas.set_active_gauge(0)
 
     async def fill(self, lease: Lease) -> None:
-        """Have Redis show what it lacks."""
+        """Add missing entries."""
         await self.sagas.update_active_gauge()
         with translate_errors(self.timers.client):
             was_emptied = not await self.timers.client.exists(self._key)
-        parts = PAGES_MAX if was_emptied else CATCH_UP_PAGES_MAX if await self.timers.is_incomplete() else 1
-        await self._fill_timers(START_CURSOR if was_emptied else self._timer, parts)
+        pages = PAGES_MAX if was_emptied else CATCH_UP_PAGES_MAX if await self.timers.is_incomplete() else 1
+        await self._fill_timers(START_CURSOR if was_emptied else self._timer, pages)
         await self._fill_sagas(0 if was_emptied else self._saga, PAGES_MAX if was_emptied else 1)
         await self.mirror.publish_rolling_back()
         await self._write_leader_key(lease)
 
     async def clean(self, _lease: Lease) -> None:
-        """Remove what Redis shows and is over."""
+        """Remove obsolete entries."""
         for view, each in (("timers", self.timers.clean), ("sagas", self.mirror.clean)):
             cursor = 0
             for _ in range(PAGES_MAX):
-                gone, cursor = await each(cursor)
-                REMOVED.labels(view).inc(gone)
+                removed, cursor = await each(cursor)
+                REMOVED.labels(view).inc(removed)
                 if cursor == 0:
                     break
 
     async def _write_leader_key(self, lease: Lease) -> None:
-        """That all was shown at some time, and who sees to it; for as long as somebody does."""
-        kept_s = max(self.wanted.lock_ttl, 3 * self.wanted.poll_interval)
+        """Marks the mirror as complete, with the leader's fence; expires when no leader renews it."""
+        ttl_s = max(self.settings.lock_ttl, 3 * self.settings.poll_interval)
         failpoints.hit("lock.before_poller_word")
         with translate_errors(self.timers.client):
-            await self.timers.client.set(self._key, lease.fence, px=round(kept_s * 1000))
+            await self.timers.client.set(self._key, lease.fence, px=round(ttl_s * 1000))
         failpoints.after_send("lock.poller_word")
 
-    async def _fill_timers(self, after: tuple[UUID, int, int], parts: int) -> None:
+    async def _fill_timers(self, after: tuple[UUID, int, int], pages: int) -> None:
         self._timer = after
-        for _ in range(parts):
+        for _ in range(pages):
             added, self._timer = await self.timers.fill(self._timer)
             ADDED.inc(added)
             if self._timer == START_CURSOR:
                 return
 
-    async def _fill_sagas(self, after: int, parts: int) -> None:
+    async def _fill_sagas(self, after: int, pages: int) -> None:
         self._saga = after
-        for _ in range(parts):
+        for _ in range(pages):
             self._saga = await self.mirror.fill(self._saga)
             if self._saga == 0:
                 return
 
     async def _run_step(self, step: Callable[[Lease], Awaitable[None]], lease: Lease) -> None:
-        """Whatever is wrong with Redis, and whoever else uses its keys: what it shows nobody needs."""
+        """Redis errors, such as a key of another type, are logged only: the mirror is not needed for anything."""
         try:
             await step(lease)
         except (PostgresUnavailable, LeaseLost, StaleFence):
@@ -129,4 +131,4 @@ class MirrorReconciler:
         except (RotaError, RedisError, OSError, *FAILURES) as error:
             reason = error.code if isinstance(error, RotaError) else type(error).__name__
             PASS_FAILURES.labels(reason).inc()
-            log.warning("view_not_kept", step=getattr(step, "__name__", "step"), reason=reason)
+            log.warning("redis_mirror_reconcile_failed", step=getattr(step, "__name__", "step"), reason=reason)

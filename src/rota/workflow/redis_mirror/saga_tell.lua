@@ -1,10 +1,10 @@
 -- script: saga_tell
--- key stack    list    saga:{saga}:stack   JSON, what is undone next is first
--- key lock     string  saga:{saga}:lock    fence of the saga that rolls back
+-- key stack    list    saga:{saga}:stack   JSON, the next compensation first
+-- key lock     string  saga:{saga}:lock    fence of the saga while it rolls back
 -- arg fence    int     of the saga when it was read
--- arg lock_ms  int     how long it is shown to roll back; 0: it does not
--- arg entries  packed  what the stack is from now on
--- reply told | stale                       stale: what is there is more recent
+-- arg lock_ms  int     TTL of the lock; 0: the saga does not roll back
+-- arg entries  packed  the new contents of the stack
+-- reply told | stale                       stale: the stack has a newer fence
 
 local first = redis.call('LINDEX', stack, 0)
 if first then

@@ -1,10 +1,10 @@
-"""Sagas in Redis, for people to read: `saga:<run>:stack`, what is undone next being first, and `saga:<run>:lock`.
+"""Sagas in Redis, for people to read: `saga:<run>:stack`, the next compensation first, and `saga:<run>:lock`.
 
-The lock is there while a saga rolls back, and holds its fence, which rises with every change of it. What decides are
-the rows of PostgreSQL and their locks: a saga is always told as a whole, as it is there. Who was slow, and tells what
-is older than what Redis has, changes nothing; whatever else is wrong `poller` puts right.
+The lock exists while a saga rolls back, and contains its fence, which increases with every change. The rows of
+PostgreSQL and their locks decide: a saga is always written as a whole, as stored there. A slow writer with an older
+state changes nothing; the reconciler repairs everything else.
 
-A saga that is no run's, but what jobs name as their `workflow_id`, is `show/name`, each percent-encoded.
+A saga that belongs to a `workflow_id` of jobs instead of a run is named `show/name`, each percent-encoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDED_SAGAS = query(__package__, "saga_mirror_gone")
 CHUNK: Final = 100
 SCAN_COUNT: Final = 500
 ENTRIES_MAX: Final = 500
-"""Of one saga; those after them are not shown."""
+"""Per saga; further entries are not shown."""
 FENCE_MAX: Final = 2**53
 SagaKey = tuple[ShowId, str]
 
@@ -44,7 +44,7 @@ class SagaMirrorStale(msgspec.Struct, frozen=True, tag="stale"):
 
 
 class MirroredSagaEntry(msgspec.Struct, frozen=True):
-    """An entry, as people read it."""
+    """An entry as shown in Redis."""
 
     step: str
     job: str
@@ -70,19 +70,19 @@ class SagaMirror:
         self._lock_ms = round(lock_s * 1000)
 
     async def publish(self, sagas: Sequence[SagaKey]) -> None:
-        """Have Redis show these as they are now; what is over is not shown."""
+        """Write these sagas as they are now; ended ones are removed."""
         rows = await self.database.rows(READ, [show for show, _ in sagas], [name for _, name in sagas], ENTRIES_MAX)
         failpoints.hit("saga.before_tell")
         for row in rows:
-            word = (
+            name = (
                 row["workflow_id"]
                 if row["is_run"]
                 else f"{_percent_encode(row['show'])}/{_percent_encode(row['workflow_id'])}"
             )
             await PUBLISH(
                 self.client,
-                stack=self.keys.saga_stack(word),
-                lock=self.keys.saga_lock(word),
+                stack=self.keys.saga_stack(name),
+                lock=self.keys.saga_lock(name),
                 fence=FENCE_MAX if row["fence"] is None else row["fence"],
                 lock_ms=self._lock_ms if row["state"] == "rolling_back" else 0,
                 entries=_encode_entries(row),
@@ -90,34 +90,34 @@ class SagaMirror:
             failpoints.after_send("saga.tell")
 
     async def fill(self, after: int) -> int:
-        """Tell the next `CHUNK` sagas after one of them; the last of them, or 0 at the end."""
+        """Write the next `CHUNK` sagas after id `after`; returns the last id, or 0 at the end."""
         rows = await self.database.rows(PAGE, after, CHUNK)
         await self._publish_rows(rows)
         return rows[-1]["pk_saga"] if len(rows) == CHUNK else 0
 
     async def publish_rolling_back(self) -> None:
-        """Those that roll back, so that their locks stay; of very many, the oldest."""
+        """Write sagas that roll back, so that their locks do not expire; of very many, the oldest."""
         await self._publish_rows(await self.database.rows(ROLLING_BACK, CHUNK))
 
     async def clean(self, cursor: int) -> tuple[int, int]:
-        """Remove what is over, of the next keys; how many, and where to go on, 0 being the end."""
+        """Remove ended sagas among the next keys; returns how many, and the next cursor, 0 at the end."""
         with translate_errors(self.client):
             cursor, found = await self.client.scan(cursor, match=self.keys.scan_pattern(SAGA_STACK), count=SCAN_COUNT)
         names = [key.decode(errors="replace") for key in cast("list[bytes]", found)]
-        words = [word for name in names if (word := self.keys.parse(SAGA_STACK, name))]
-        named = [_parse_saga_name(word["saga"]) for word in words]
+        parsed = [fields for name in names if (fields := self.keys.parse(SAGA_STACK, name))]
+        named = [_parse_saga_name(fields["saga"]) for fields in parsed]
         rows = (
             await self.database.rows(ENDED_SAGAS, [show for show, _ in named], [name for _, name in named])
             if named
             else []
         )
-        gone = [words[row["at"] - 1]["saga"] for row in rows]
-        if gone:
+        ended = [parsed[row["at"] - 1]["saga"] for row in rows]
+        if ended:
             failpoints.hit("saga.before_clean")
             with translate_errors(self.client):
-                await self.client.unlink(*map(self.keys.saga_stack, gone), *map(self.keys.saga_lock, gone))
+                await self.client.unlink(*map(self.keys.saga_stack, ended), *map(self.keys.saga_lock, ended))
             failpoints.after_send("saga.clean")
-        return len(gone), int(cursor)
+        return len(ended), int(cursor)
 
     async def _publish_rows(self, rows: Sequence[Record]) -> None:
         if rows:
@@ -144,7 +144,7 @@ def _percent_encode(text: str) -> str:
     return quote(text, safe="")
 
 
-def _parse_saga_name(word: str) -> tuple[str, str]:
-    """Show and name; no show for a run."""
-    show, is_named, name = word.partition("/")
-    return (unquote(show), unquote(name)) if is_named else ("", word)
+def _parse_saga_name(key: str) -> tuple[str, str]:
+    """Show and name; an empty show for a run."""
+    show, is_named, name = key.partition("/")
+    return (unquote(show), unquote(name)) if is_named else ("", key)

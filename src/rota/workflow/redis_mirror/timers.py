@@ -1,8 +1,8 @@
-"""The timers of runs in Redis, for people to read: `rota:wf:delay:timers`, by when they are due.
+"""Timers of runs in Redis, for people to read: `rota:wf:delay:timers`, by due time.
 
-A member is `workflow:run:step:attempt` (names have no colon; the step is `-` for a timer of the run as a whole), its
-score the moment in seconds, with milliseconds in the fraction. The rows of PostgreSQL are the timers: this says what
-they were a moment ago, nobody fires by it, and whatever is wrong in it `poller` puts right.
+A member is `workflow:run:step:attempt` (names contain no colon; the step is `-` for a timer of the whole run), its
+score the due time in seconds, with milliseconds in the fraction. The rows of PostgreSQL are the timers: this copy may
+lag, nothing fires by it, and the reconciler repairs it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ COUNT = query(__package__, "timers_count")
 TIMERS_OF_RUNS = query(__package__, "timers_of_runs")
 
 CHUNK: Final = 500
-"""Of one call, so that nobody else waits for Redis."""
+"""Per call, so that Redis is never blocked for long."""
 COUNT_MAX: Final = 200_000
 START_CURSOR: Final = (UUID(int=0), RUN_TIMER - 1, 0)
-"""Before the timer of any run."""
+"""Before the first timer."""
 
 
 class MirroredTimer(msgspec.Struct, frozen=True):
-    """A timer, and of which definition its run is."""
+    """A timer, and the definition of its run."""
 
     workflow: int
     run: UUID
@@ -51,7 +51,7 @@ class TimerMirror:
         self.key = (keys or RedisKeys()).workflow_timers()
 
     async def add(self, timers: Sequence[MirroredTimer]) -> int:
-        """How many of them it did not have."""
+        """Add timers; returns the number of new ones."""
         named = await self._by_member_name(timers)
         if not named:
             return 0
@@ -65,13 +65,13 @@ class TimerMirror:
         await self._remove(list(await self._by_member_name(timers)))
 
     async def is_incomplete(self) -> bool:
-        """Whether it has fewer than there are; beyond `COUNTED_MAX` nobody counts."""
+        """Whether it has fewer timers than PostgreSQL; not determined beyond `COUNT_MAX`."""
         timers = int(await self.database.value(COUNT, COUNT_MAX))
         with translate_errors(self.client):
             return int(await self.client.zcard(self.key)) < timers
 
     async def fill(self, after: tuple[UUID, int, int]) -> tuple[int, tuple[UUID, int, int]]:
-        """Have it hold the next `CHUNK` timers after one of them; how many were missing, and the last, or `FIRST`."""
+        """Add the next `CHUNK` timers after a cursor; returns the number added, and the next cursor."""
         rows = await self.database.rows(PAGE, *after, CHUNK)
         added = await self.add([_mirrored_timer(row) for row in rows])
         if len(rows) < CHUNK:
@@ -80,20 +80,20 @@ class TimerMirror:
         return added, (last["pk_run"], last["place"], last["attempt"])
 
     async def clean(self, cursor: int) -> tuple[int, int]:
-        """Remove what has no row, of the next entries; how many, and where to go on, 0 being the end.
+        """Remove the next entries that have no row; returns how many, and the next cursor, 0 at the end.
 
-        An entry is read before its row is looked for, and was written after its row: what has none now had it before.
+        No race: an entry is written after its row and read before it, so an entry without a row is obsolete.
         """
         with translate_errors(self.client):
             cursor, found = await self.client.zscan(self.key, cursor, count=CHUNK)
         names = [name for name, _ in cast("list[tuple[bytes, float]]", found)]
         runs = {run for name in names if (run := _run_of(name)) is not None}
         rows = await self.database.rows(TIMERS_OF_RUNS, list(runs)) if runs else []
-        kept = {name.encode() for name in await self._by_member_name([_mirrored_timer(row) for row in rows])}
-        gone = [name for name in names if name not in kept]
+        current = {name.encode() for name in await self._by_member_name([_mirrored_timer(row) for row in rows])}
+        obsolete = [name for name in names if name not in current]
         failpoints.hit("timer.before_remove")
-        await self._remove(gone)
-        return len(gone), int(cursor)
+        await self._remove(obsolete)
+        return len(obsolete), int(cursor)
 
     async def _remove(self, names: Sequence[str | bytes]) -> None:
         if not names:
@@ -103,7 +103,7 @@ class TimerMirror:
         failpoints.after_send("timer.remove")
 
     async def _by_member_name(self, timers: Sequence[MirroredTimer]) -> dict[str, MirroredTimer]:
-        """By their names in the index; definitions that are gone took their timers with them."""
+        """Timers by member name; timers of deleted definitions are gone and left out."""
         flows = await self.definitions.many({timer.workflow for timer in timers}, self.database)
         named = {}
         for timer in timers:
@@ -119,7 +119,7 @@ def _mirrored_timer(row: Record) -> MirroredTimer:
 
 
 def _run_of(name: bytes) -> UUID | None:
-    """None: somebody else's entry, which has no row."""
+    """None: a foreign entry, which has no row."""
     try:
         return UUID(name.split(b":")[1].decode())
     except (IndexError, ValueError):

@@ -160,7 +160,7 @@ async def test_moments_are_told_without_any_event(farm, monkeypatch):
     await farm.show()
     await farm.worker()
     histories = farm.replica.engine.histories
-    monkeypatch.setattr(histories._some, "set", lambda: None)  # no event wakes it
+    monkeypatch.setattr(histories._has_changes, "set", lambda: None)  # no event wakes it
     gate = hanging("slow")
     job = await farm.submit("hang", "slow")
     await farm.running("slow")

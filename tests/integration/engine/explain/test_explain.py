@@ -286,12 +286,12 @@ async def test_a_worker_that_becomes_free_while_an_explanation_is_made_changes_n
     await rig.submit("film", frames=4)
     await rig.turn()
     job = await rig.submit("film")
-    read = rig.explainer._reads.limit_holders
+    read = rig.explainer._queries.limit_holders
 
     async def free_meanwhile(*asked):
         rig.beat("w", slots=100, capabilities=("task.noop",))
         return await read(*asked)
 
-    rig.explainer._reads.limit_holders = free_meanwhile
+    rig.explainer._queries.limit_holders = free_meanwhile
     told = await rig.explainer.explain(job)
     assert codes(told) == ["quota_subscription", "pool_overloaded"]
