@@ -135,10 +135,10 @@ class SimulatedJob:
     def resubmission(self, *, every_frame: bool) -> ValidatedSubmission:
         """A new job for the failed frames, or for all."""
         if every_frame and not self.state.terminal:
-            raise InvalidInput(f"Job {self.id} has not ended: cancel it or wait for it before running all of it again.")
+            raise InvalidInput(f"Job {self.id} has not ended: to run all of it again, cancel it or wait for its end.")
         failed = {(each.layer, each.place) for each in self.results if each.state is not FrameState.SUCCEEDED}
         if not every_frame and not failed - self._resubmitted:
-            raise InvalidInput(f"Job {self.id} has no failed frame on record: retry all of it, or submit it again.")
+            raise InvalidInput(f"Job {self.id} has no failed frame to retry: retry all of it, or submit it again.")
         selected = None if every_frame else failed - self._resubmitted
         self._resubmitted |= failed
         layers = [_layer_to_retry(layer, number, selected) for number, layer in enumerate(self.plan.layers)]

@@ -225,7 +225,7 @@ class SimulatedRuns:
 
         old = self.find(run)
         if not old.state.ended:
-            raise NotFound(f"Run {run} has not ended: cancel it first.")
+            raise NotFound(f"There is no ended run {run}: cancel a live run first.")
         undone = {each.step.partition("/")[0] for each in old.undos if each.state == "done"}
         places = [at for at, each in enumerate(old.flow.steps) if undone & {each.id, str(old.now.steps[at].job)}]
         now, reused = rerun_from(old.flow, deepcopy(old.now), step, places)
@@ -241,10 +241,10 @@ class SimulatedRuns:
     def roll_back(self, run: UUID) -> int:
         found = self.find(run)
         if not found.state.ended:
-            raise NotFound(f"Run {run} has not ended: cancel it first.")
+            raise NotFound(f"There is no ended run {run}: cancel a live run first.")
         if not found.undos:
             raise Refused(
-                f"Run {run} has nothing to compensate: it succeeded, or no successful job has a compensation."
+                f"The run {run} has nothing to undo: it succeeded, or no job that succeeded has a compensation."
             )
         remaining = [each for each in found.undos if each.state != "done"]
         for each in remaining:
@@ -331,7 +331,7 @@ class SimulatedRuns:
             try:
                 if run.depth >= RUN_DEPTH_MAX:
                     raise NotFound(
-                        f"Runs are nested {RUN_DEPTH_MAX} deep: check whether {child.workflow} starts itself."
+                        f"Child runs are nested {RUN_DEPTH_MAX} deep: check whether {child.workflow} starts itself."
                     )
                 self.definition(run.flow.spec.show, child.workflow)[1].inputs(child.input)
             except InvalidInput as error:
