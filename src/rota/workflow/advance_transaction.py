@@ -137,16 +137,16 @@ class AdvanceTransaction:
     async def _advance_individually(self, tx: Transaction, rows: Sequence[Record]) -> AdvanceResult:
         """Each run behind a savepoint: a run that cannot be read, decided or written does not block others."""
         done = AdvanceResult()
-        for _, fields in groupby(rows, itemgetter("pk_run")):
-            news = list(fields)
+        for _, group in groupby(rows, itemgetter("pk_run")):
+            run_rows = list(group)
             try:
                 async with tx.savepoint():
-                    done.add(await self.advance(tx, await self._load_contexts(tx, news), alone=True))
+                    done.add(await self.advance(tx, await self._load_contexts(tx, run_rows), alone=True))
             except Exception as error:
                 if _is_transient(error):
                     raise
-                log.exception("run_advance_failed", run=str(news[0]["pk_run"]))
-                context = RunContext.from_row(news[0])
+                log.exception("run_advance_failed", run=str(run_rows[0]["pk_run"]))
+                context = RunContext.from_row(run_rows[0])
                 context.fail(INTERNAL_ERROR)
                 await self._write(tx, [context])
                 done.turns.append(context)

@@ -122,8 +122,8 @@ class _ExplanationBuilder:
                     yield await self._job_cause(run, step)
 
     async def _job_cause(self, run: WorkflowRunView, step: WorkflowStepView) -> RunCause:
-        explanation = await self._job_sentence(step)
-        detail = f": {explanation}" if explanation else "."
+        sentence = await self._job_sentence(step)
+        detail = f": {sentence}" if sentence else "."
         return run_cause(
             Reason.ENDING if step.state is StepState.STOPPING else Reason.WAITING_ON_JOB,
             run.id,
@@ -194,8 +194,8 @@ def _inbox_causes(run: WorkflowRunView, row: Record) -> Iterator[RunCause]:
 
 
 def _pause_cause(run: WorkflowRunView, row: Record) -> RunCause:
-    explanation = msgspec.json.decode(row["paused"] or "[]", type=list[HistoryEvent])
-    by = next((each.why for each in reversed(explanation) if each.what == "paused" and each.why), "")
+    events = msgspec.json.decode(row["paused"] or "[]", type=list[HistoryEvent])
+    by = next((each.why for each in reversed(events) if each.what == "paused" and each.why), "")
     since = f" since {row['paused_at']:%Y-%m-%d %H:%M:%S}" if row["paused_at"] is not None else ""
     sentence = f"It is paused{f' by {by}' if by else ''}{since}: no further step starts."
     return run_cause(Reason.RUN_PAUSED, run.id, sentence, next_try="when it is resumed")
@@ -256,8 +256,8 @@ def _ended_sentence(run: WorkflowRunView, saga: SagaView | None) -> str:
 
 
 def _failed_compensations_sentence(failed: list[SagaEntryView]) -> str:
-    explanation = "; ".join(f"{_entry_name(each)} ({(each.error or each.state).rstrip('.')})" for each in failed[:5])
-    return f" Not undone: {explanation}." if explanation else ""
+    names = "; ".join(f"{_entry_name(each)} ({(each.error or each.state).rstrip('.')})" for each in failed[:5])
+    return f" Not undone: {names}." if names else ""
 
 
 def _entry_name(entry: SagaEntryView) -> str:

@@ -78,7 +78,7 @@ class RunContext:
         self.previous_state = previous_state
         """Its state when it was read."""
         self.actor = actor
-        """The principal of its jobs: who started the run, or its root run."""
+        """The principal of its jobs: who started the run or, for a child run, its root run."""
         self.show_name = ""
         """The current name of its show: the show may have been renamed since the workflow was declared."""
         self.input: dict[str, Any] = _unpack(input_data)

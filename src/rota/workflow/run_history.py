@@ -51,4 +51,4 @@ class RunHistorySource:
         return not entry.happened.step and entry.happened.what in _END_STATES
 
     def not_found(self, which: UUID) -> NotFound:
-        return NotFound(f"There is no run {which}, or it is no longer retained.", run=str(which))
+        return NotFound(f"There is no run {which}, or it is not kept any more.", run=str(which))

@@ -40,7 +40,7 @@ class RunQueries:
     async def get(self, run: RunId) -> WorkflowRunView:
         row = await self.database.row(GET, run)
         if row is None:
-            raise NotFound(f"There is no run {run}, or it is no longer retained.", run=str(run))
+            raise NotFound(f"There is no run {run}, or it is not kept any more.", run=str(run))
         now = msgspec.msgpack.decode(row["steps"], type=RunStatus)
         spec = decode_workflow(row["spec"])
         values = {v["place"]: msgspec.msgpack.decode(v["value"]) for v in await self.database.rows(VALUES, [run])}

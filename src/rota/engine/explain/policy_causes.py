@@ -51,7 +51,7 @@ def approval_progress_text(approval: Approval, now: datetime) -> str:
     if approval.expires_at is not None:
         left_s = max(0.0, (approval.expires_at - now).total_seconds())
         deadline = f" within {humanize_duration(left_s)}, else it is denied"
-    return f"{approval.quorum} of {who} must approve it{deadline}; {approval.agreed} have"
+    return f"{approval.quorum} of {who} must approve it{deadline}; approvals so far: {approval.agreed}"
 
 
 def denial_text(job: JobView) -> str:

@@ -208,7 +208,7 @@ class JobQueries:
     async def get(self, job: JobId) -> JobView:
         row = await self.database.row(GET, [job])
         if row is None:
-            raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
+            raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
         live = row["finished_at"] is None
         running = await self.database.rows(RUNNING, job) if live else []
         return _job_view(row, {each["pk_layer"]: each["frames"] for each in running})

@@ -67,7 +67,7 @@ class Resubmitter:
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
-                raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
+                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
             if every_frame and rows[0]["live"]:
                 raise InvalidInput(f"Job {job} has not ended: to run all of it again, cancel it or wait for its end.")
             dead_letters = await self._dead_letters_of(tx, job)
@@ -86,7 +86,7 @@ class Resubmitter:
         async with self._transaction(on) as tx:
             rows = await tx.rows(JOBS, [job])
             if not rows:
-                raise NotFound(f"There is no job {job}, or it is no longer retained.", job=str(job))
+                raise NotFound(f"There is no job {job}, or it is not kept any more.", job=str(job))
             denied = await tx.row(DENIED_JOB, job)
             if denied is None:
                 raise InvalidInput(f"Job {job} was not denied: only jobs denied by a policy can be remediated.")
