@@ -108,7 +108,7 @@ async def test_failed_frames_run_again_as_a_linked_job_and_all_of_them_when_aske
     assert (await farm.jobs.get(UUID(told["job"]))).labels["retry_of"] == job
     assert await farm.ended(told["job"]) == "FAILED"
     again = await typed(f"job retry {job}")
-    assert (again.status, "has no failed frame that is kept" in again.err) == (ExitCode.BAD_INPUT, True)
+    assert (again.status, "has no failed frame to retry" in again.err) == (ExitCode.BAD_INPUT, True)
     assert "runs 3 frames of job" in await typed.out(f"job retry {job} --all")
 
 

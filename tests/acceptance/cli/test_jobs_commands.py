@@ -394,7 +394,7 @@ async def test_explain_no_worker_then_an_unknown_task(farm, typed):
     assert "No worker of local is connected: start one with `rota worker`." in text
     await farm.worker()
     assert (await reasons(typed, job))[0] == ["unknown_task"]
-    assert "None of the 1 worker of its pools knows the task nobody-knows." in await typed.out(f"explain {job}")
+    assert "None of the 1 worker of its pools has the task nobody-knows." in await typed.out(f"explain {job}")
 
 
 async def test_explain_names_the_limit_that_refuses_and_how_to_raise_it(farm, typed):
@@ -414,7 +414,7 @@ async def test_explain_names_the_limit_that_refuses_and_how_to_raise_it(farm, ty
     assert "The show default in the pool local uses 2 of 2 cores, and a frame needs 1." in text
     assert "`rota sub set default local --burst 3` raises the limit" in text
     assert "in use by hang (2 frames, 2 cores)" in text
-    assert "The start time is unknown: too little of the show ended within the last hour." in text
+    assert "The start time is unknown: too little work of the show ended within the last hour." in text
     assert "2 frames of hang on w, the first for " in text
     assert "Unknown here" in text
 
@@ -494,7 +494,7 @@ async def test_explain_a_retry_that_waits_for_its_time(farm, typed):
     await until(lambda: farm.database.value(sql("SELECT count(*) FROM rota.deferred_jobs")))
     codes, told = await reasons(typed, job)
     assert codes == ["deferred"]
-    assert "1 frame waits for its time" in told["reasons"][0]["sentence"]
+    assert "1 frame is deferred" in told["reasons"][0]["sentence"]
     assert 140 < told["layers"][0]["start"]["in_s"] <= 300  # between half of it and all
 
 

@@ -426,7 +426,7 @@ async def test_a_frame_that_ends_worker_after_worker_is_given_up_and_its_neighbo
     assert await farm.ended(poison) == "FAILED"
     assert [end[2:4] for end in await farm.ends(poison)] == [("RETRIED", "worker_lost"), ("FAILED", "worker_lost")]
     [letter] = await farm.replica.queue.dead_letters.find(DeadLetterFilter(kind="frame"))
-    assert (letter.job, letter.reason, letter.error) == (poison, "worker_lost", "Its worker fell silent.")
+    assert (letter.job, letter.reason, letter.error) == (poison, "worker_lost", "The worker stopped responding.")
     await Wild.start(farm, spawn, tmp_path, "third")
     assert await farm.ended(neighbour, within_s=30) == "SUCCEEDED"
 

@@ -50,7 +50,9 @@ async def test_a_job_is_approved_by_somebody_else_and_runs(api, kernel):
     assert shown["job"]["layers"][0]["work"][0] == "noop"
     assert shown["job"]["policy"]["rule"] == "money"
     [why] = [each for each in (await sam.get(f"/jobs/{job}/explain")).json()["reasons"] if each["tier"] == "blocked"]
-    assert "1 of the operators of film must approve it; 0 did (rule money: money moves)" in why["sentence"]
+    assert (
+        "1 of the operators of film must approve it; approvals so far: 0 (rule money: money moves)" in why["sentence"]
+    )
     said = (await ann.post(f"/approvals/{job}/approve", json={"reason": "fine"})).json()
     assert (said["changed"], said["approval"]["state"], said["approval"]["votes"][0]["reason"]) == (
         True,

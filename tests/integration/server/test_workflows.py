@@ -110,7 +110,7 @@ async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
 
     explained = (await sam.get(f"/runs/{run}/explain")).json()
     assert [cause["code"] for cause in explained["reasons"]] == ["approval_required"]
-    assert "1 of the operators of film must approve it; 0 did." in explained["sentence"]
+    assert "1 of the operators of film must approve it; approvals so far: 0." in explained["sentence"]
 
     problem(await sam.post(f"/approvals/{run}:ok/approve", json={}), 403, "self_approval_denied")
     problem(await stranger.post(f"/approvals/{run}:ok/approve", json={}), 404, "not_found")

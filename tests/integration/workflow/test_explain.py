@@ -65,8 +65,8 @@ async def test_an_approval_by_whom_and_who_has_voted(room):
     await room.start(StepSpec(id="a", type="approval", approval=spec), AFTER)
     await room.people.approve(f"{room.run}:a", BOB)
     [cause, _] = (await room.explained()).reasons
-    who = "2 of bob, eve, ann must approve it within 3 d, else it is denied; 1 did (bob)."
-    assert (cause.code, cause.sentence) == ("approval_required", f"Step a waits for people to agree: {who}")
+    who = "2 of bob, eve, ann must approve it within 3 d, else it is denied; approvals so far: 1 (bob)."
+    assert (cause.code, cause.sentence) == ("approval_required", f"Step a waits for approval: {who}")
     approval = await room.people.of(f"{room.run}:a")
     assert (cause.waits_for, cause.next_at) == (approval.id, approval.expires_at)
     [typed] = re.findall(r"`rota approvals approve (\S+)`", cause.remedy)
@@ -110,7 +110,7 @@ async def test_whoever_has_paused_it(room):
     await room.advance()
     [cause, _] = (await room.explained()).reasons
     assert cause.code == "run_paused"
-    assert re.fullmatch(r"It is paused by eve since [-0-9: ]+: no step of it begins\.", cause.sentence)
+    assert re.fullmatch(r"It is paused by eve since [-0-9: ]+: no further step starts\.", cause.sentence)
     assert cause.remedy == f"`rota workflow resume {room.run}` lets steps begin again."
     assert not await room.goes_on()
     await room.desk.resume(room.run, "eve")
@@ -123,7 +123,7 @@ async def test_what_is_stopped_and_has_not_stopped_yet(room):
     await room.advance()
     told = await room.explained()
     assert told.reasons[0].code == "ending"
-    assert told.sentence.startswith("It is being ended (Step a: no luck); step b was told to stop, and waits for job")
+    assert told.sentence.startswith("It is being ended (Step a: no luck); step b is being stopped, and waits for job")
     await room.end("b", "CANCELLED")
     await room.advance()
     assert (await room.explained()).sentence == "It has ended as FAILED: Step a: no luck."
@@ -151,19 +151,19 @@ async def test_what_is_undone_what_could_not_be_and_what_to_type(room, database)
         told = await room.explained()
         undo = await database.value(UNDOING)
         assert [cause.code for cause in told.reasons[:1]] == ["compensating"]
-        assert f"what it did is being undone: step {name} by job {undo}" in told.sentence
+        assert f"its jobs are being undone: step {name} by job {undo}" in told.sentence
         assert (told.reasons[0].waits_for, told.jobs[0].job) == (undo, undo)
         await end_undo(room, undo, state)
         if then:
             assert then in (await room.explained()).sentence
     told = await room.explained()
     assert (told.state, told.reasons) == ("FAILED", ())
-    assert "What it did was undone in part. Not undone: step y (still no luck)." in told.sentence
-    [typed] = re.findall(r"`rota workflow rollback (\S+)` tries that again", told.sentence)
+    assert "Its jobs were undone in part. Not undone: step y (still no luck)." in told.sentence
+    [typed] = re.findall(r"`rota workflow rollback (\S+)` retries", told.sentence)
     assert await room.desk.roll_back(RunId(room.run), "ann") == 1, typed
     await room.advance()
     await end_undo(room, await database.value(UNDOING), "SUCCEEDED")
-    assert (await room.explained()).sentence.endswith("What it did was undone.")
+    assert (await room.explained()).sentence.endswith("Its jobs were undone.")
 
 
 async def end_undo(room, job, state):

@@ -59,7 +59,7 @@ def test_yaml_says_the_same_as_python():
 
 
 WRONG = {
-    "nothing": ("", 1, "a workflow is a mapping"),
+    "nothing": ("", 1, "a workflow must be a mapping"),
     "no YAML": ("name: [", 2, "no YAML"),
     "no steps": ("name: x\n", 1, "missing required field `steps`"),
     "an unknown field": (TRIP.replace("task: unbook", "tusk: unbook"), 12, "unknown field `tusk`"),

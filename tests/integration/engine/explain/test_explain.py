@@ -153,7 +153,7 @@ async def test_what_ended_lately_tells_when_it_starts_and_otherwise_it_is_unknow
     job = await rig.submit("film", frames=8)
     await rig.turn()
     told = (await rig.explainer.explain(job)).layers[0].start
-    assert (told.in_s, told.basis) == (None, "too little of the show ended within the last hour")
+    assert (told.in_s, told.basis) == (None, "too little work of the show ended within the last hour")
     for _ in range(2):
         await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.SUCCEEDED])
         await rig.turn()

@@ -214,7 +214,7 @@ async def test_of_two_who_retry_the_same_frame_one_does(ended, database):
     assert sorted(len(each.gone) for each in both) == [0, 8]
     assert sum(counts["waiting"] for counts in (await agreed(database)).values()) == 8
     ended.reopener._purge = purge
-    with pytest.raises(InvalidInput, match="no failed frame that is kept"):
+    with pytest.raises(InvalidInput, match="no failed frame to retry"):
         await ended.reopener.retry_job(old)
 
 
@@ -256,7 +256,7 @@ async def test_what_cannot_run_again_stays_and_is_told_when_it_is_named(ended, d
     await ended.play(lambda *_: True, dead=True)
     await database.run(sql("DELETE FROM rota.job_done WHERE pk_job = $1"), lost)
     [letter] = await ended.queue.dead_letters.find(DeadLetterFilter(job=lost))
-    with pytest.raises(InvalidInput, match="is not kept any more"):
+    with pytest.raises(InvalidInput, match="is no longer retained"):
         await ended.reopener.retry_dead_letters(DeadLetterFilter(ids=[letter.id]))
     retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame"))
     assert [one.old for one in retried.jobs] == [kept]
