@@ -204,7 +204,7 @@ BAD = [
     ("submit --app nothing.py -- true", "omit it"),
     ("jobs --state runing", "did you mean RUNNING?"),
     ("jobs --show nope", "There is no show 'nope'"),
-    ("jobs --limit 0", "is no number of jobs"),
+    ("jobs --limit 0", "is not a valid number of jobs"),
     ("job show nonsense", "There is no job with the id or name 'nonsense'"),
     ("job show 123", "There is no job with the id or name '123'"),
     ("job show 01234567-89ab", "There is no job"),

@@ -147,7 +147,7 @@ async def test_a_run_is_waited_for_paused_cancelled_and_run_again(app, agency):
     assert await run.state() == "PAUSED"
     assert [reason.code for reason in (await run.explain()).reasons][:1] == ["run_paused"]
     assert await run.resume()
-    with pytest.raises(NotFound, match="one that runs is cancelled first"):
+    with pytest.raises(NotFound, match="cancel a live run first"):
         await run.rerun("wait")
     waiting = asyncio.create_task(run.wait(timeout=20))
     await until(lambda: "x" in ground.seen.get("began", ()))

@@ -287,7 +287,7 @@ async def rerun_with(room, *, rolled_back):
     if rolled_back:
         await room.desk.roll_back(run, "ann")
         await room.advance()
-        with pytest.raises(Refused, match="being undone"):
+        with pytest.raises(Refused, match="being rolled back"):
             await room.desk.rerun(run, "c", "ann")
         assert await undo_all(room) == ["in", "a"]
     room.run = (await room.desk.rerun(run, "c", "ann")).run

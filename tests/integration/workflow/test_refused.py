@@ -54,7 +54,7 @@ async def test_a_run_that_cannot_be_advanced_fails_alone(room):
     await room.end("a", value=1, run=good)
     await room.advance()
     assert (await room.states(bad))[""] == "FAILED"
-    assert "defect" in (await room.looking.get(bad)).error
+    assert "internal error" in (await room.looking.get(bad)).error
     assert (await room.states(good))[""] == "SUCCEEDED"
     assert await room.database.value(NEWS) == 0
 

@@ -63,7 +63,7 @@ async def test_what_a_run_inside_did_is_undone_with_the_outer_one_that_goes_on(r
     await room.advance()
     await room.end("b", "FAILED", run=inner)
     await room.advance()
-    with pytest.raises(Refused, match="goes on"):
+    with pytest.raises(Refused, match="is live and owns"):
         await room.desk.rerun(inner, "b", "ann")
     assert await owners(room) == [str(outer)]
 

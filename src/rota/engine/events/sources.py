@@ -53,7 +53,7 @@ class EventSources:
         finisher.on_dead_letters = self.on_dead_letters
         registration.on_registered = self.on_worker_registered
         reconciler.on_worker = self.on_worker_changed
-        dead_letters.on_letter = self.on_message_dead_lettered
+        dead_letters.on_dead_letter = self.on_message_dead_lettered
 
     def on_submitted(self, plans: Sequence[ValidatedSubmission], submitted: Sequence[SubmitResult]) -> None:
         self.publisher.emit_job_states(

@@ -233,7 +233,7 @@ class JobQueries:
         """Newest first. At most `scans_max` statements search for matching jobs: the page may then be short, and `next`
         continues from there."""
         if not 1 <= most <= PAGE_MAX:
-            raise InvalidInput(f"{most} is not a valid page size: use 1 to {PAGE_MAX}.")
+            raise InvalidInput(f"{most} is not a valid number of jobs to list: use 1 to {PAGE_MAX}.")
         filter_ = filter_ or JobFilter()
         shows = await self._show_ids(filter_)
         items: list[JobSummary] = []

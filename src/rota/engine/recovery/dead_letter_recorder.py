@@ -34,7 +34,7 @@ class DeadLetterRecorder:
     def __init__(self, bus: Bus, dead_letters: DeadLetterQueue) -> None:
         self.bus = bus
         self._dead_letters = dead_letters
-        self.on_letter: Callable[[str], None] = _ignore
+        self.on_dead_letter: Callable[[str], None] = _ignore
         """Called with the reason of each new dead letter."""
 
     async def record_terminated(self, delivery: Delivery, reason: str) -> None:
@@ -80,7 +80,7 @@ class DeadLetterRecorder:
     async def _record(self, cause: str, reason: str, data: bytes | None, error: str) -> None:
         dead_letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
         if await self._dead_letters.add([dead_letter]):
-            self.on_letter(reason)
+            self.on_dead_letter(reason)
 
 
 def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:

@@ -261,7 +261,7 @@ async def test_from_postgres_alone_the_answer_is_the_same_and_says_what_it_canno
     job = await rig.submit("film", cores=8)
     told = await Explainer(rig.database).explain(job)
     assert told.known_by == "postgres"
-    assert "busy" in told.not_known
+    assert "load of machines" in told.not_known
     assert codes(told)[0] == "no_pool_mapping"  # routes of the rig are not in PostgreSQL
 
 

@@ -408,7 +408,7 @@ async def test_a_release_lets_out_what_was_quarantined_without_running_it_again(
     job = await farm.submit("echo", {"note": SECRET})
     await farm.state(job, "OUTPUT_QUARANTINED")
     [line] = await kept(farm, state="quarantined")
-    with pytest.raises(InvalidInput, match="Say why"):
+    with pytest.raises(InvalidInput, match="A reason is required"):
         await desk(farm).release(line.id, ANN, " ")
     assert (await desk(farm).release(line.id, ANN, "A test key.")).changed
     assert not (await desk(farm).release(line.id, ANN, "A test key.")).changed

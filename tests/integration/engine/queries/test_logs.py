@@ -164,7 +164,11 @@ async def test_a_batch_is_bounded_in_bytes(keeper, tokens, monkeypatch):
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [({"frame": 11}, "has no frame 11"), ({"layer": "x"}, "has no layer 'x'"), ({"most": 0}, "no number of pieces")],
+    [
+        ({"frame": 11}, "has no frame 11"),
+        ({"layer": "x"}, "has no layer 'x'"),
+        ({"most": 0}, "not a valid number of segments"),
+    ],
 )
 async def test_asking_for_what_is_not_there_is_told(database, job, asked, told):
     with pytest.raises(InvalidInput, match=told):

@@ -303,7 +303,7 @@ async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended, dat
     old = await ended.submit(task(layer={"items": [1, 2]}))
     await ended.play(lambda *_: False)
     await database.run(sql("DELETE FROM rota.blob"))
-    with pytest.raises(InvalidInput, match="items of layer noop are not kept"):
+    with pytest.raises(InvalidInput, match="items of layer noop are no longer retained"):
         await ended.reopener.retry_job(old, every_frame=True)
 
 
