@@ -464,7 +464,7 @@ async def test_explain_a_job_beyond_the_number_that_its_show_may_run(farm, typed
     assert told["reasons"][0]["amounts"] == {"resource": "jobs", "have": 1, "need": 1, "limit": 1}
     assert [holder["id"] for holder in told["reasons"][0]["holders"]] == [running]
     text = await typed.out(f"explain {waiting}")
-    assert "tenant_limit: The show default runs 1 of at most 1 job at once." in text
+    assert "tenant_limit: The show default runs 1 of at most 1 concurrent job." in text
     assert "`rota show set default --max-jobs 2` raises the limit" in text
     assert (await reasons(typed, running))[0] == []
     await typed.out("show set default --max-jobs 2")

@@ -27,7 +27,7 @@ BEGIN
   ORDER BY h.news_id;
 END $$;
 
--- Records compensations of jobs; existing ones are left unchanged. Returns the sagas that are already rolling back.
+-- Records compensations of jobs; existing ones are left unchanged. Returns the number of new ones.
 CREATE OR REPLACE FUNCTION rota.saga_record(
   shows uuid[], workflow_ids text[], jobs uuid[], steps text[], templates bytea[], errors text[]
 ) RETURNS integer

@@ -226,7 +226,7 @@ async def test_only_shows_with_a_limit_are_asked_about(tenants, database):
 
 
 async def test_a_limit_that_is_none_is_refused_and_one_that_is_set_is_in_the_audit_trail(tenants, database):
-    with pytest.raises(InvalidInput, match="no number of jobs"):
+    with pytest.raises(InvalidInput, match="not a valid number of jobs"):
         await show_with(database, -2)
     await show_with(database, 5)
     detail = await database.value(sql("SELECT detail::text FROM rota.audit ORDER BY seq DESC LIMIT 1"))

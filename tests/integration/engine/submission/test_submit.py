@@ -261,7 +261,7 @@ async def test_pages_of_jobs_go_from_the_newest_to_the_oldest(submitter, databas
     assert (await jobs.list(JobFilter(state=JobState.FAILED))).items == []
     with pytest.raises(NotFound, match="There is no show"):
         await jobs.list(JobFilter(show="flim"))
-    with pytest.raises(InvalidInput, match="no number of jobs"):
+    with pytest.raises(InvalidInput, match="not a valid number of jobs"):
         await jobs.list(most=0)
 
 
