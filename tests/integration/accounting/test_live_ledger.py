@@ -429,7 +429,7 @@ async def test_the_publisher_goes_on_when_redis_knows_no_script_any_more(farm):
     booked = await asyncio.gather(*(farm.book([100 + token], capped=False) for token in range(20)))
     assert [token for tokens in released for token in tokens] == list(range(20))
     assert all(outcome.booked for outcome in booked)
-    # Once, unless a test beside this one flushes the same server; tests/integration/infra/test_redis_script.py counts alone.
+    # Once, unless a test beside this one flushes the same server; test_redis_script.py counts alone.
     assert LOADS.labels("release")._value.get() > loads
     assert await farm.agrees()
 

@@ -89,7 +89,8 @@ async def test_every_word_comes_as_it_was_said(tmp_path, redis):
         heard = await kernel.check(asked)
         assert heard == await process.kernel.check(asked)
     assert [word.says for word in heard] == [
-        PolicyEffect.REQUIRE_APPROVAL, PolicyEffect.THROTTLE, PolicyEffect.ALLOW_WITH_CONSTRAINTS, PolicyEffect.THROTTLE, PolicyEffect.DENY,
+        PolicyEffect.REQUIRE_APPROVAL, PolicyEffect.THROTTLE, PolicyEffect.ALLOW_WITH_CONSTRAINTS,
+        PolicyEffect.THROTTLE, PolicyEffect.DENY,
     ]  # fmt: skip
     assert [heard[3].for_job(job).says for job in asked[3].jobs] == [
         PolicyEffect.ALLOW,

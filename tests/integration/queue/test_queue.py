@@ -2,7 +2,8 @@
 
 What a queue of this kind must be tested for, and by which tests, named by their first words. `upkeep`, `races`,
 `drivers`, `kills` and `report` are the files test_queue_*.py beside this one, `storm` is test_queue_concurrency.py,
-`model` the state machine of tests/property/test_queue_counts.py, `commands` tests/acceptance/cli/test_queue_commands.py,
+`model` the state machine of tests/property/test_queue_counts.py, `commands`
+tests/acceptance/cli/test_queue_commands.py,
 `soak` tests/chaos/queue/test_soak.py, `bench` `python -m bench queue`; all others are here.
 
 What the live terminal counter has to show:

@@ -1,4 +1,4 @@
-"""A Redis client and a database whose every round trip is a step of a schedule (`tests.support.harness.interleavings`)."""
+"""A Redis client and a database whose round trips are steps of a schedule (`tests.support.harness.interleavings`)."""
 
 from contextlib import asynccontextmanager
 

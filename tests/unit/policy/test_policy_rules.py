@@ -258,7 +258,8 @@ rules:
 """
     found = policy(text).explain(JOB)
     assert [each.fate for each in found] == [
-        RuleStatus.UNMET, RuleStatus.UNMET, RuleStatus.COUNTS, RuleStatus.DECIDED, RuleStatus.MATCHED, RuleStatus.FAILED,
+        RuleStatus.UNMET, RuleStatus.UNMET, RuleStatus.COUNTS, RuleStatus.DECIDED, RuleStatus.MATCHED,
+        RuleStatus.FAILED,
     ]  # fmt: skip
     assert [each.why for each in found[:2]] == ["shows", "when"]
     assert [each.line for each in found] == [3, 4, 5, 6, 7, 8]

@@ -1,4 +1,5 @@
 """Agents that are due and agents that run, as sorted sets in Redis: one Lua script per transition.
 
-Redis only finds candidates. PostgreSQL decides which run begins, so a wrong entry costs a round trip, never a second run.
+Redis only finds candidates. PostgreSQL decides which run begins, so a wrong entry costs a round trip and never a
+second run.
 """

@@ -1,7 +1,7 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
-Order: the show furthest below its size, then priority with ageing, then age. While several shows wait, a round is small,
-so that the order is evaluated again before one of them takes everything.
+Order: the show furthest below its size, then priority with ageing, then age. While several shows wait, a round is
+small, so that the order is evaluated again before one of them takes everything.
 """
 
 from __future__ import annotations

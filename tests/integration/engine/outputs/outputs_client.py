@@ -1,6 +1,8 @@
 """A process that looks into outputs, or lets one out; started with a fault armed it dies on the way.
 
-    python -m tests.integration.engine.outputs.outputs_client scan quarantine | scan redact | release TOKEN | redact TOKEN
+    python -m tests.integration.engine.outputs.outputs_client COMMAND
+
+COMMAND is scan quarantine | scan redact | release TOKEN | redact TOKEN
 
 URL says where.
 """
