@@ -18,13 +18,14 @@ VAGUE_PHRASES_MAX = 20
 VAGUE_WORDS = frozenset({
     "bundle", "bundles", "buried", "bury", "desk", "door", "doors", "ender", "gated", "gatekeeper", "grave", "graves",
     "handing", "heirs", "judged", "leash", "leavings", "mend", "mended", "mending", "nobody", "piece", "pieces",
-    "played", "portion", "pulse", "rehearsed", "reopener", "said", "says", "seen", "somebody", "spot", "spots",
+    "played", "portion", "rehearsed", "reopener", "said", "says", "seen", "somebody", "spot", "spots",
     "stranded", "swarm", "swarms", "tell", "teller", "telling", "tells", "told", "unheld", "untold", "upkeep",
     "wanted", "whiches", "whoever",
 })  # fmt: skip
 """Metaphors and participles that say nothing about the thing they name; docs/glossary.md has the words to use."""
 
-VAGUE_PHRASES = re.compile(r"\b(?:whoever|nobody|somebody|is no)\b", re.IGNORECASE)
+VAGUE_PHRASES = re.compile(r"\b(?:whoever|nobody|somebody|(?<!there )is no\b(?! longer))\b", re.IGNORECASE)
+"""Subjects that name nothing, and "X is no Y" for "X is not a Y"."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 OTHERS_TABLES = {
     ("engine", "outbox"): "messages are written in the transaction they belong to",

@@ -51,13 +51,13 @@ class LimitsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         status = self.shares.get(pool) if level is Level.SUBSCRIPTION else self.others.get(level)
         return status.usage if status is not None else Usage()
 
-    def fits(self, pool: PoolId, ask: Ask, wanted: int) -> Fit:
-        """How many of `wanted` frames the ledger would book in this pool."""
+    def fits(self, pool: PoolId, ask: Ask, requested: int) -> Fit:
+        """How many of `requested` frames the ledger would book in this pool."""
         share = self.shares.get(pool)
-        if share is None and wanted:
+        if share is None and requested:
             resource = Resource.CORES if ask.cores else Resource.GPUS
             return Fit(0, Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource)))
-        return fits({Level.SUBSCRIPTION: share or LevelStatus(), **self.others}, ask, wanted)
+        return fits({Level.SUBSCRIPTION: share or LevelStatus(), **self.others}, ask, requested)
 
     def with_booked(self, pool: PoolId, ask: Ask, frames: int) -> LimitsSnapshot:
         """The snapshot after `frames` more frames are booked in this pool."""

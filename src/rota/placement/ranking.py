@@ -83,7 +83,7 @@ class WorkerRanking:
                 if last_resort:
                     continue
                 break
-            if entries.get(entry[5]) is not entry or entry[5].seen_at < horizon:
+            if entries.get(entry[5]) is not entry or entry[5].last_heartbeat_at < horizon:
                 continue
             if len(found) == n:
                 break
@@ -166,7 +166,7 @@ def pick_workers(
 
 
 def _entries_of(ranking: WorkerRanking, workers: list[WorkerInfo], horizon: float) -> list[RankedWorker]:
-    entries = (ranking.entry(worker) for worker in workers if worker.seen_at >= horizon)
+    entries = (ranking.entry(worker) for worker in workers if worker.last_heartbeat_at >= horizon)
     return sorted(entry for entry in entries if entry is not None)
 
 

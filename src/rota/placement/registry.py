@@ -111,7 +111,7 @@ class WorkerRegistry:
             worker = self._add_worker(WorkerInfo(beat.worker, beat.name, beat.pool, self._ties.random()))
         elif worker.confirmed and beat.number <= worker.number:
             return HeartbeatOutcome.LATE
-        worker.seen_at = self._clock.monotonic()
+        worker.last_heartbeat_at = self._clock.monotonic()
         frames, blocked = worker.frames, worker.blocked
         reshaped = worker.apply_heartbeat(beat, self._limits)
         if reshaped:
@@ -126,7 +126,7 @@ class WorkerRegistry:
         """Add a worker from the snapshot, before its first heartbeat; a known or outdated one is skipped."""
         if age_s >= self.ttl_s or worker.id in self.workers or worker.id in self._lost:
             return False
-        worker.seen_at = self._clock.monotonic() - age_s
+        worker.last_heartbeat_at = self._clock.monotonic() - age_s
         worker.tie = self._ties.random()
         self._shapes += 1
         worker.shape = self._shapes
@@ -150,14 +150,14 @@ class WorkerRegistry:
     def sweep(self) -> int:
         """Remove workers that have been silent for too long."""
         horizon = self._clock.monotonic() - self.ttl_s
-        silent = [worker.id for worker in self.workers.values() if worker.seen_at < horizon]
+        silent = [worker.id for worker in self.workers.values() if worker.last_heartbeat_at < horizon]
         for worker in silent:
             self.remove(worker)
         return len(silent)
 
     def age_s(self, worker: WorkerInfo) -> float:
         """Seconds since its last heartbeat."""
-        return self._clock.monotonic() - worker.seen_at
+        return self._clock.monotonic() - worker.last_heartbeat_at
 
     def record_allocations(self, worker: UUID, tokens: Iterable[TokenRange], need: Resources) -> None:
         """Record frames booked on the worker. Idempotent."""

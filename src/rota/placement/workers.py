@@ -50,7 +50,7 @@ class WorkerInfo:
         "reserved_frames",
         "reserved_gpus",
         "reserved_memory_mb",
-        "seen_at",
+        "last_heartbeat_at",
         "shape",
         "slots",
         "tie",
@@ -66,7 +66,7 @@ class WorkerInfo:
         self.pool = pool
         self.tie = tie
         self.number = -1
-        self.seen_at = 0.0
+        self.last_heartbeat_at = 0.0
         self.confirmed = False
         self.owned = True
         self.draining = False

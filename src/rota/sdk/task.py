@@ -61,7 +61,7 @@ class Task(Generic[P, R]):
         self.topic = topic
         self.is_async = iscoroutinefunction(function)
         self.signature = Signature(function)
-        self.wanted: TaskOptions = {}
+        self.overrides: TaskOptions = {}
         self._connection: Any = None
 
     @property
@@ -80,7 +80,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Unpack[TaskOptions]) -> Self:
         """A copy with these submission options added: see `docs/reference/sdk.md`."""
-        return self._copy_with(wanted={**self.wanted, **validate_options(options)})
+        return self._copy_with(overrides={**self.overrides, **validate_options(options)})
 
     def schedule(self, *, at: datetime | timedelta | float | str) -> Self:
         """A copy whose jobs are submitted now and run at a time, or a duration after submission."""
@@ -130,7 +130,7 @@ class Task(Generic[P, R]):
 
     def submissions(self, calls: Iterable[Call[R]]) -> list[Submission]:
         """The submissions of `submit_many`."""
-        return [call.task.submission({**self.wanted, **call.task.wanted}, input=call.input) for call in calls]
+        return [call.task.submission({**self.overrides, **call.task.overrides}, input=call.input) for call in calls]
 
     def jobs(self, calls: Iterable[Call[R]], submitted: Iterable[SubmitResult]) -> list[Job[R]]:
         """The jobs `submit_many` returns."""
@@ -144,11 +144,11 @@ class Task(Generic[P, R]):
         inputs = [self._input((item,), {}) for item in items]
         if not inputs:
             raise InvalidInput(f"Task {self.name} has no items to map: pass at least one.")
-        return self.submission(self.wanted, items=inputs)
+        return self.submission(self.overrides, items=inputs)
 
     def framed(self, frames: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
         """The submission of `submit_frames`."""
-        return self.submission(self.wanted, input=self._input(args, kwargs), frames=frames)
+        return self.submission(self.overrides, input=self._input(args, kwargs), frames=frames)
 
     def mapped(self, submitted: SubmitResult) -> Job[list[R]]:
         """The job `map` and `submit_frames` return."""

@@ -59,7 +59,7 @@ class FrameTable:
         """By first token."""
         self.emptied = asyncio.Event()
         self._tasks = tasks
-        self._seen = TokenDeduplicator()
+        self._deduplicator = TokenDeduplicator()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -78,7 +78,7 @@ class FrameTable:
         fresh = [
             (assigned, token_range)
             for assigned in assignment.portions
-            for token_range in self._seen.take_new(assigned.token, assigned.n)
+            for token_range in self._deduplicator.take_new(assigned.token, assigned.n)
         ]
         accepted = (self._accept_range(assignment, assigned, token_range) for assigned, token_range in fresh)
         return [batch for batch in accepted if batch is not None]

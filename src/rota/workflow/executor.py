@@ -197,7 +197,7 @@ def _ignore_result(_done: AdvanceResult) -> None:
     return None
 
 
-def _ignore_saga_result(_told: SagaPassResult) -> None:
+def _ignore_saga_result(_result: SagaPassResult) -> None:
     return None
 
 

@@ -116,7 +116,7 @@ class PolicyQueries:
             jobs=tally.jobs,
             changed=sum(tally.changed.values()),
             is_all=tally.jobs < most,
-            says={says.value: count for says, count in tally.says.most_common()},
+            says={effect.value: count for effect, count in tally.effects.most_common()},
             changes=tally.changes(),
         )
 
@@ -135,14 +135,14 @@ class _SimulationTally:
         self._policy = policy
         self._examples: dict[tuple[str, str, str, PolicyEffect, str], JobId] = {}
         self.jobs = 0
-        self.says: Counter[PolicyEffect] = Counter()
+        self.effects: Counter[PolicyEffect] = Counter()
         self.changed: Counter[tuple[str, str, str, PolicyEffect, str]] = Counter()
 
     def add(self, page: Sequence[JobDecisionRecord]) -> None:
         for each in page:
             decision = self._policy.evaluate(each.asked).word
             self.jobs += 1
-            self.says[decision.says] += 1
+            self.effects[decision.says] += 1
             was = each.word.says if each.word else PolicyEffect.ALLOW
             if was is not decision.says:
                 before = was.value if each.word else NO_POLICY

@@ -101,7 +101,7 @@ class LayerExecution(msgspec.Struct, frozen=True):
 class WorkerSlice(msgspec.Struct):
     """Frames of a claimed range that go to one worker."""
 
-    piece: ClaimedRange
+    claimed_range: ClaimedRange
     worker: UUID
     tokens: range
     runnable: LayerExecution
@@ -155,12 +155,18 @@ class Assigner:
     async def assign(self, pending: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim]) -> None:
         failpoints.hit("dispatch.after_claim")
         since_ns = now_ns()
-        pieces = [piece for claim in claims for piece in claim.ranges()]
-        executions = await self._layer_executions({piece.layer for piece in pieces})
-        live = [piece for piece in pieces if (cached := executions.get(piece.layer)) and cached.ends_as is None]
-        if len(live) < len(pieces):
-            await self._discard_ended([piece for piece in pieces if piece not in live], executions)
-        if any(executions[piece.layer].jobs_max for piece in live):
+        claimed = [claimed_range for claim in claims for claimed_range in claim.ranges()]
+        executions = await self._layer_executions({claimed_range.layer for claimed_range in claimed})
+        live = [
+            claimed_range
+            for claimed_range in claimed
+            if (cached := executions.get(claimed_range.layer)) and cached.ends_as is None
+        ]
+        if len(live) < len(claimed):
+            await self._discard_ended(
+                [claimed_range for claimed_range in claimed if claimed_range not in live], executions
+            )
+        if any(executions[claimed_range.layer].jobs_max for claimed_range in live):
             self.concurrency_limiter.add_limited(pending.key.show)
         if pending.key.show in self.concurrency_limiter.limited:
             live = await self._admit_jobs(pending, live)
@@ -171,19 +177,21 @@ class Assigner:
         await self._return_refused(pending, requests, outcomes)
         await self._publish(pending, requests, outcomes, pools, since_ns)
 
-    async def _admit_jobs(self, pending: PendingQueue, pieces: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+    async def _admit_jobs(self, pending: PendingQueue, claimed: Sequence[ClaimedRange]) -> list[ClaimedRange]:
         """Park the frames of jobs above the show's limit on concurrent jobs."""
-        admitted = await self.concurrency_limiter.admit(pending.key.show, [piece.job for piece in pieces])
+        admitted = await self.concurrency_limiter.admit(
+            pending.key.show, [claimed_range.job for claimed_range in claimed]
+        )
         over_limit: dict[JobId, list[int]] = defaultdict(list)
-        for piece in pieces:
-            if piece.job not in admitted:
-                over_limit[piece.job] += piece.tokens
+        for claimed_range in claimed:
+            if claimed_range.job not in admitted:
+                over_limit[claimed_range.job] += claimed_range.tokens
         if over_limit:
             REFUSALS.labels(Reason.TENANT_LIMIT.value).inc(sum(map(len, over_limit.values())))
             async with self.database.transaction() as tx:
                 for job, tokens in over_limit.items():
                     await self.queue.park(tokens, job, rest_of=pending.lanes, on=tx)
-        return [piece for piece in pieces if piece.job in admitted]
+        return [claimed_range for claimed_range in claimed if claimed_range.job in admitted]
 
     async def _layer_executions(self, layers: set[LayerId]) -> dict[LayerId, LayerExecution]:
         found = {layer: cached for layer in layers if (cached := self._layers.get(layer)) is not None}
@@ -266,7 +274,7 @@ class Assigner:
             messages += [(worker, part, self._message(worker, part)) for part in _split_by_size(slices)]
             self.pending_queues.add_usage(pending.key.show, pools[worker], len(tokens) * pending.key.cls.need.cores)
         self.state_writer.record_dispatched(
-            {part.piece.job for part, _ in (each for slices in by_worker.values() for each in slices)}
+            {part.claimed_range.job for part, _ in (each for slices in by_worker.values() for each in slices)}
         )
         await self._send(messages)
         end_spans(spans)
@@ -277,7 +285,7 @@ class Assigner:
         parts = [(part, worker, len(booked)) for worker, slices in by_worker.items() for part, booked in slices]
         spans = await self.traces.begin_dispatches(
             [
-                TracedDispatch(part.piece.job, part.piece.layer, worker, part.piece.attempt, n)
+                TracedDispatch(part.claimed_range.job, part.claimed_range.layer, worker, part.claimed_range.attempt, n)
                 for part, worker, n in parts
             ],
             since_ns,
@@ -309,20 +317,20 @@ class Assigner:
         works: dict[bytes, int] = {}
         portions: list[AssignedRange] = []
         for part, booked in slices:
-            piece, runnable = part.piece, part.runnable
+            claimed_range, runnable = part.claimed_range, part.runnable
             place = works.setdefault(runnable.work, len(works))
-            offset = piece.frames.start - piece.tokens.start - runnable.first_frame
+            offset = claimed_range.frames.start - claimed_range.tokens.start - runnable.first_frame
             for token, n in _token_ranges(booked):
                 portions.append(
                     AssignedRange(
                         token,
                         n,
-                        piece.job,
-                        piece.layer,
+                        claimed_range.job,
+                        claimed_range.layer,
                         runnable.first_frame + (offset + token) * runnable.step,
-                        piece.attempt,
+                        claimed_range.attempt,
                         place,
-                        piece.payload if piece.payload is not None else runnable.input,
+                        claimed_range.payload if claimed_range.payload is not None else runnable.input,
                         runnable.pointer,
                         runnable.step,
                         part.trace,
@@ -374,31 +382,31 @@ class Assigner:
         else:
             self.pending_queues.mark_refused(pending, reason)
 
-    async def _discard_ended(self, pieces: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
+    async def _discard_ended(self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
         """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""
-        for piece in pieces:
-            if piece.layer in executions:
-                await self.queue.park(piece.tokens, piece.job)
+        for claimed_range in claimed:
+            if claimed_range.layer in executions:
+                await self.queue.park(claimed_range.tokens, claimed_range.job)
             else:
                 error = "Its job has ended: submit it again, linked to the old one."
-                await self.queue.fail([FrameFailure(token, "job_ended", error) for token in piece.tokens])
+                await self.queue.fail([FrameFailure(token, "job_ended", error) for token in claimed_range.tokens])
 
 
 def _slice_by_worker(
-    pieces: Sequence[ClaimedRange], plan: PlacementPlan, executions: dict[LayerId, LayerExecution]
+    claimed: Sequence[ClaimedRange], plan: PlacementPlan, executions: dict[LayerId, LayerExecution]
 ) -> list[WorkerSlice]:
     """Map frames, in order, onto the portions of the plan, in order."""
     portions = iter(plan.portions)
     parts: list[WorkerSlice] = []
     worker, left = UUID(int=0), 0
-    for piece in pieces:
-        first = piece.tokens.start
-        while first < piece.tokens.stop:
+    for claimed_range in claimed:
+        first = claimed_range.tokens.start
+        while first < claimed_range.tokens.stop:
             if left == 0:
                 portion = next(portions)
                 worker, left = portion.worker, portion.n
-            n = min(left, piece.tokens.stop - first)
-            parts.append(WorkerSlice(piece, worker, range(first, first + n), executions[piece.layer]))
+            n = min(left, claimed_range.tokens.stop - first)
+            parts.append(WorkerSlice(claimed_range, worker, range(first, first + n), executions[claimed_range.layer]))
             first += n
             left -= n
     return parts
@@ -410,7 +418,7 @@ def _split_by_size(slices: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
     size = 0
     for each in slices:
         part = each[0]
-        more = len(part.piece.payload or part.runnable.input or b"")
+        more = len(part.claimed_range.payload or part.runnable.input or b"")
         if parts[-1] and size + more > MESSAGE_BYTES_MAX:
             parts.append([])
             size = 0
@@ -429,13 +437,13 @@ def _booking_requests(
         if len(part.tokens) == 1 and not part.runnable.capped:
             singles[part.worker].append(part)
         else:
-            charge = _charge(pending, pools[part.worker], part.piece.job, part.piece.layer)
+            charge = _charge(pending, pools[part.worker], part.claimed_range.job, part.claimed_range.layer)
             requests.append(
                 BookingRequest([part], BookingGroup(charge, part.worker, part.tokens, part.runnable.capped))
             )
     for worker, alike in singles.items():
         tokens = [part.tokens.start for part in alike]
-        jobs, layers = [part.piece.job for part in alike], [part.piece.layer for part in alike]
+        jobs, layers = [part.claimed_range.job for part in alike], [part.claimed_range.layer for part in alike]
         charge = _charge(pending, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
         requests.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
     return requests
@@ -456,7 +464,7 @@ def _booked_slices(request: BookingRequest, booked: Sequence[int]) -> list[Booke
 
 
 def _job_of(request: BookingRequest, token: int) -> JobId:
-    return next(part.piece.job for part in request.parts if token in part.tokens)
+    return next(part.claimed_range.job for part in request.parts if token in part.tokens)
 
 
 def _layer_execution(row: Record) -> LayerExecution:

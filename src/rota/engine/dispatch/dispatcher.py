@@ -275,9 +275,9 @@ class Dispatcher:
         got = sum(claim.frames for claim in claims)
         pending.waiting = max(pending.waiting - got, 1) if got == most else 0
         pending.reason = None
-        if not got and pending.told:
+        if not got and pending.notified:
             # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.
-            pending.told = False
+            pending.notified = False
             await self._refresh([pending.key.queue])
         # Let the next round claim while this one books.
         pending.busy = False

@@ -52,7 +52,7 @@ class PendingQueue(msgspec.Struct):
     parked: int = 0
     since_s: float = 0.0
     """Arrival of its first frame, by the monotonic clock."""
-    told: bool = False
+    notified: bool = False
     """A notification named its queue since the last claim."""
     busy: bool = False
     """One of our rounds is claiming from it."""
@@ -117,7 +117,7 @@ class PendingQueues:
         matching = [pending for (name, _), pending in self.entries.items() if name == queue]
         for pending in matching:
             pending.waiting = max(pending.waiting, 1)
-            pending.told = True
+            pending.notified = True
             if pending.reason is None:
                 pending.held_until_s = 0.0
         return bool(matching)

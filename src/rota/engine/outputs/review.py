@@ -261,9 +261,9 @@ def _state_change(row: Record, state: str, reason: str) -> OutputStateChange:
     )
 
 
-def _encoded_check(who: OutputReviewer, says: str, reason: str) -> str:
+def _encoded_check(who: OutputReviewer, effect: str, reason: str) -> str:
     decision = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
-    return msgspec.json.encode(msgspec.structs.replace(_review_check(who, decision), says=says)).decode()
+    return msgspec.json.encode(msgspec.structs.replace(_review_check(who, decision), says=effect)).decode()
 
 
 def _review_check(who: OutputReviewer, decision: OutputPolicyDecision) -> OutputCheck:

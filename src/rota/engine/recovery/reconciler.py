@@ -187,7 +187,7 @@ class EngineReconciler:
         known = self.registry.workers.get(worker)
         if known is None or not known.confirmed:
             return age_s > FIRST_HEARTBEAT_TIMEOUT_S
-        return self._clock.monotonic() - known.seen_at > self._silent_s
+        return self._clock.monotonic() - known.last_heartbeat_at > self._silent_s
 
     def _can_detect_silence(self) -> bool:
         """Whether silence is evidence: we have led, and received our own heartbeats, for longer than the timeout."""
@@ -330,7 +330,9 @@ class EngineReconciler:
     async def _broadcast_liveness(self) -> None:
         now = self._clock.monotonic()
         self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
-        alive = [worker.id for worker in self.registry.workers.values() if now - worker.seen_at < self._silent_s]
+        alive = [
+            worker.id for worker in self.registry.workers.values() if now - worker.last_heartbeat_at < self._silent_s
+        ]
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
         liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])
         await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))

@@ -111,11 +111,11 @@ class CompiledOutputRule:
         return found
 
     def to_decision(
-        self, snapshot: str, findings: Sequence[ScanFinding] = (), says: OutputEffect | None = None
+        self, snapshot: str, findings: Sequence[ScanFinding] = (), effect: OutputEffect | None = None
     ) -> OutputPolicyDecision:
         rule = self.rule
         return OutputPolicyDecision(
-            says=says or rule.decision,
+            says=effect or rule.decision,
             rule=rule.id,
             reason=rule.reason or f"The rule {rule.id} matches.",
             severity=_highest_severity([rule.severity, *(each.severity for each in findings)]),

@@ -55,7 +55,7 @@ class Hits(NamedTuple):
         pattern = hit.pattern
         spans = self.body.spans(hit.begin, hit.end)
         at, begin, end = spans[0] if spans else (0, 0, 0)
-        fragment = self.body.pieces[at]
+        fragment = self.body.fragments[at]
         offset, length = fragment.reported_span(*fragment.align_span(begin, end))
         return ScanFinding(
             type=pattern.type,

@@ -58,9 +58,9 @@ class OutputFragment(NamedTuple):
 class ScanTarget:
     """One text to scan: a value, a file or an error text."""
 
-    def __init__(self, name: str, pieces: Sequence[OutputFragment], max_bytes: int = SCANNED_BYTES_MAX) -> None:
+    def __init__(self, name: str, fragments: Sequence[OutputFragment], max_bytes: int = SCANNED_BYTES_MAX) -> None:
         self.name = name
-        self.pieces = pieces
+        self.fragments = fragments
         self.truncated = False
         self._begins: list[int] = []
         self.text = self._join_fragments(max_bytes)
@@ -68,7 +68,7 @@ class ScanTarget:
     def _join_fragments(self, max_bytes: int) -> bytes:
         parts: list[bytes] = []
         size = 0
-        for fragment in self.pieces:
+        for fragment in self.fragments:
             if size + len(fragment.data) > max_bytes:
                 self.truncated = True
                 self._begins.append(size)
@@ -85,7 +85,7 @@ class ScanTarget:
         at = max(0, bisect_right(self._begins, begin) - 1)
         while at < len(self._begins) and self._begins[at] < end:
             first = self._begins[at]
-            inside = max(begin - first, 0), min(end - first, len(self.pieces[at].data))
+            inside = max(begin - first, 0), min(end - first, len(self.fragments[at].data))
             if inside[0] < inside[1]:
                 found.append((at, *inside))
             at += 1
@@ -98,13 +98,13 @@ class OutputValue(ScanTarget):
     def __init__(self, data: bytes) -> None:
         self._whole = False
         self._value: Any = None
-        pieces: list[OutputFragment] = []
+        fragments: list[OutputFragment] = []
         try:
             self._value = msgspec.msgpack.decode(data)
-            _walk(self._value, (), pieces.append)
+            _walk(self._value, (), fragments.append)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
-            self._whole, pieces = True, [OutputFragment((), data, is_text=False)]
-        super().__init__("value", pieces)
+            self._whole, fragments = True, [OutputFragment((), data, is_text=False)]
+        super().__init__("value", fragments)
 
     def redact(self, spans: Sequence[tuple[int, int, int]]) -> bytes:
         """The value without these parts; the marker alone if there are none or it cannot be decoded."""
@@ -120,7 +120,7 @@ class OutputBlob(ScanTarget):
         super().__init__(name, [OutputFragment((), data, is_text=is_text)])
 
     def redact(self, spans: Sequence[tuple[int, int, int]]) -> bytes:
-        [fragment] = self.pieces
+        [fragment] = self.fragments
         return fragment.redact_spans([(begin, end) for _, begin, end in spans]) if spans else REDACTION_MARKER.encode()
 
 

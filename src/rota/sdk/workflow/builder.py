@@ -419,7 +419,7 @@ def _task_fields(name: str, call: Call[Any]) -> dict[str, Any]:
     _check_call(name, call)
     task = call.task
     arguments = _step_value(name, call.input)
-    fields = _option_fields(name, task.work, task.topic if task.topic != task.name else "", task.wanted)
+    fields = _option_fields(name, task.work, task.topic if task.topic != task.name else "", task.overrides)
     return {"task": task.name, "args": tuple(arguments["args"]), "input": arguments["kwargs"], **fields}
 
 
@@ -447,7 +447,7 @@ def _option_fields(name: str, work: Work, topic: str, options: TaskOptions) -> d
 
 def _compensation(name: str, call: Call[Any]) -> Compensation:
     _check_call(name, call)
-    task, options = call.task, call.task.wanted
+    task, options = call.task, call.task.overrides
     _check_options(name, options, _COMPENSATION_OPTIONS, "A compensation")
     arguments = _step_value(name, call.input)
     context = _arguments_by_name(name, task, arguments["args"], arguments["kwargs"])
