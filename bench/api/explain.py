@@ -102,7 +102,7 @@ async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explai
     await database.run(ANALYSE)
     board = PendingQueues(database, Queue(database), SystemClock())
     await board.refresh()
-    return jobs, Explainer(database, accounting=books, registry=registry, pending_queues=board)
+    return jobs, Explainer(database, accounting=books, registry=registry, queues=board)
 
 
 async def _submitted(database: Database, waiting: int) -> AsyncIterator[JobId]:

@@ -76,7 +76,7 @@ class Rig:
         self.board = self.dispatcher.pending_queues
         self.submitter = Submitter(database)
         self.explainer = Explainer(
-            database, accounting=self.books, registry=self.registry, pending_queues=self.board, bus=self.bus
+            database, accounting=self.books, registry=self.registry, queues=self.board, bus=self.bus
         )
         self.pools = {}
         self._leases = leases

@@ -155,11 +155,7 @@ class Engine:
         self._pools = PoolsFileWatcher(self.routing, Path(pools_path), reload_s) if pools_path else None
         self._routes = RoutesWatcher(self.routing, self.registry, reload_s)
         self.explainer = Explainer(
-            database,
-            accounting=accounting,
-            registry=self.registry,
-            pending_queues=self.dispatcher.pending_queues,
-            bus=bus,
+            database, accounting=accounting, registry=self.registry, queues=self.dispatcher.pending_queues, bus=bus
         )
         self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
         self.histories = HistoryWatcher(JobHistorySource(database), self.event_stream)

@@ -104,7 +104,7 @@ class Explainer:
         *,
         accounting: AccountingService | None = None,
         registry: WorkerRegistry | None = None,
-        pending_queues: PendingQueues | None = None,
+        queues: PendingQueues | None = None,
         bus: Bus | None = None,
     ) -> None:
         self.database = database
@@ -112,7 +112,7 @@ class Explainer:
         self._queries = ExplainQueries(database)
         self._accounting = accounting
         self._registry = registry
-        self._pending = pending_queues
+        self._pending = queues
         self._bus = bus
 
     async def explain(self, job: JobId, *, layer: str | None = None) -> JobExplanation:
