@@ -159,7 +159,7 @@ async def test_a_loop_goes_round_until_it_is_done_and_no_further_than_its_bound(
         StepSpec(id="bounded", task="noop", depends_on=("grow",), loop=LoopSpec(until="false", most=3)),
     )
     assert (states(run), outputs(run)) == ({"grow": "SUCCEEDED", "bounded": "FAILED"}, {"grow": 16})
-    assert "3 times" in run.error
+    assert "3 rounds" in run.error
 
 
 async def test_two_delays_of_one_run_both_fire_and_neither_early(works):

@@ -60,7 +60,7 @@ def test_yaml_says_the_same_as_python():
 
 WRONG = {
     "nothing": ("", 1, "a workflow must be a mapping"),
-    "no YAML": ("name: [", 2, "no YAML"),
+    "no YAML": ("name: [", 2, "not YAML"),
     "no steps": ("name: x\n", 1, "missing required field `steps`"),
     "an unknown field": (TRIP.replace("task: unbook", "tusk: unbook"), 12, "unknown field `tusk`"),
     "a wrong type": (TRIP.replace("most: 2", "most: often"), 11, "expected `int`, got `str`"),
@@ -69,7 +69,7 @@ WRONG = {
     "an expression": (TRIP.replace("input.nights > 0", "input.nights >"), 13, "is not valid"),
     "an alias": ("name: &a x\nsteps: *a\n", 1, "anchors and aliases"),
     "a bomb of aliases": ("a: &a [x]\nb: &b [*a, *a]\nname: x\nsteps: [*b, *b]\n", 1, "anchors and aliases"),
-    "a tag": ("name: !!python/object/apply:os.system [ls]\nsteps: []\n", 1, "a tag"),
+    "a tag": ("name: !!python/object/apply:os.system [ls]\nsteps: []\n", 1, "tags are not supported"),
     "a circle": (
         TRIP.replace("    task: book\n    args", "    task: book\n    depends_on: [hotel]\n    args").replace(
             "  - id: hotel\n", "  - id: hotel\n    depends_on: [flight]\n"
