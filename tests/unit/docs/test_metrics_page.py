@@ -95,12 +95,10 @@ def written(heading):
 
 
 def test_every_metric_is_on_the_page_as_it_is_declared():
-    assert written("All of them") == declared(), "\n".join(declared())
+    assert written("All metrics") == declared(), "\n".join(declared())
 
 
-@pytest.mark.parametrize(
-    ("heading", "seed"), [("Names of the seed", SEED), ("Names of the seed: agents", SEED_OF_AGENTS)]
-)
+@pytest.mark.parametrize(("heading", "seed"), [("Earlier names", SEED), ("Earlier names: agents", SEED_OF_AGENTS)])
 def test_every_name_of_the_seed_is_told_and_every_name_told_exists(heading, seed):
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in written(heading)]
     assert [row[0].strip("`") for row in rows] == list(seed)
