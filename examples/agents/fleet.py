@@ -1,4 +1,4 @@
-"""A fleet that works through an archive of questions, and a visitor who does not wait for it."""
+"""Processes an archive of questions in the background while an interactive question overtakes it."""
 
 from __future__ import annotations
 

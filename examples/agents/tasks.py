@@ -1,7 +1,7 @@
-"""Agents that answer questions: each thinks, uses tools side by side, and waits when its model is busy.
+"""Agents that answer questions: each calls a model, uses tools concurrently, and retries when the model is busy.
 
-The model and the tools are made up here, so that everything is the same each time. Async tasks of one worker share its
-loop: hundreds of agents that mostly wait cost little.
+The model and the tools are simulated, so the output is always the same. Async tasks of one worker share its event loop:
+hundreds of agents that mostly wait for I/O cost little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def count(word: str) -> int:
 
 
 async def ask_model(prompt: str) -> str:
-    """Busy for whoever asks for the first time, as models are."""
+    """Simulates a model that is busy on the first attempt of some questions."""
     await asyncio.sleep(0.01)
     if context().attempt == 1 and "frame" in prompt:
         raise Retry("the model is busy", after=0.05)

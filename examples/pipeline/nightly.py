@@ -1,7 +1,7 @@
-"""Closes days, `nightly.py DAY...`: a day is written as closed and its load submitted in one transaction.
+"""Closes days, `nightly.py DAY...`: one transaction closes a day and submits its load.
 
-Neither is ever there without the other, whatever is killed on the way, and no day is loaded twice. What is told in the
-end waits for these jobs.
+Either both take effect or neither, even after a crash, and no day is loaded twice. The announcement waits for these
+jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS closed_day (day text PRIMARY KEY, job uuid)"
 
 
 def close(connection: psycopg.Connection, day: str) -> list[object]:
-    """The job that loads it; none when that was submitted before."""
+    """The job that loads the day; empty if it was submitted before."""
     with connection.transaction():
         made = connection.execute("INSERT INTO closed_day (day) VALUES (%s) ON CONFLICT DO NOTHING", [day])
         if not made.rowcount:

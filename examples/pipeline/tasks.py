@@ -1,4 +1,4 @@
-"""A nightly load: every frame turns the orders of one day into a small report, which is kept with the job."""
+"""A nightly load: each frame writes a small report on the orders of one day, which is kept with the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTRIES = ("de", "fr", "it", "pl")
 
 @app.task
 def load(day: str, orders: int = 1000, pause_s: float = 0.0) -> int:
-    """Returns how much was sold, and leaves it by country."""
+    """Returns the number of sold items, and writes a report by country."""
     now = context()
     sold: Counter[str] = Counter()
     for number in range(orders):

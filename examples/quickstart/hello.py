@@ -1,4 +1,4 @@
-"""A task, and a program that has it run: by any worker that was given this file."""
+"""A task, and a program that submits it. Any worker that loads this file runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders one frame of a turning, lit sphere as a picture: `sphere.py FRAME`. Nothing but Python, like any renderer."""
+"""Renders one frame of a rotating, lit sphere as an image: `sphere.py FRAME`. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FRAMES_A_TURN = 24
 
 
 def shade(x: float, y: float, angle: float) -> int:
-    """How bright the sphere is at a place of the picture, from 0 to 255."""
+    """Brightness of the sphere at a point of the image, from 0 to 255."""
     inside = 1.0 - x * x - y * y
     if inside < 0:
         return 16

@@ -1,4 +1,4 @@
-"""What the shop leaves to its workers, who need to know nothing of Django."""
+"""Tasks of the shop. Workers do not need Django."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains with every learning rate, each on a GPU of its own, and prints which one does best."""
+"""Trains one model per learning rate, each on its own GPU, and prints the best."""
 
 from __future__ import annotations
 

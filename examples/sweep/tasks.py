@@ -1,5 +1,5 @@
-"""A small sweep of learning rates. Every frame trains one model on a GPU that is its own while it runs, and machines of
-a cheap kind go away now and then."""
+"""A small sweep of learning rates. Each frame trains one model with exclusive use of a GPU, on preemptible machines that
+may be lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = Rota()
 
 @app.task(gpus=1, retries=2)
 def train(rate: float, steps: int = 200) -> dict[str, float]:
-    """Logistic regression on points that a line divides; returns how well it does."""
+    """Logistic regression on linearly separable points; returns the loss."""
     now = context()
     if now.frame % 3 == 1 and now.attempt == 1:
         raise Retry("this machine was taken away", after=0.05)

@@ -1,4 +1,4 @@
-"""A trip is a flight, a hotel and a car, or nothing at all: `trip.py CITY` books one, and tells what became of it."""
+"""A trip is a flight, a hotel and a car, or nothing: `trip.py CITY` books one, and prints the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = Rota()
 
 @app.task(retries=3, timeout="1min")
 async def book(what: str, city: str) -> str:
-    """Whatever goes wrong on the way is tried again, but not where there is nothing to be had (`Fatal`)."""
+    """Errors are retried, except `Fatal`: nothing is available."""
     if (what, city) == ("car", "Venice"):
         raise Fatal("there are no cars in Venice")
     return f"{what} in {city}"

@@ -1,4 +1,4 @@
-"""A web service whose work is done by workers. The models of its API are those of its task."""
+"""A web service that runs its work on workers. Its API and its task use the same models."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ async def result(job: UUID, wait_s: float = 0) -> Counted:
 
 @web.exception_handler(RotaError)
 async def refused(_request: object, error: RotaError) -> JSONResponse:
-    """Not ended yet, failed, unknown: each has a code and a sentence."""
+    """Not ended, failed, unknown: each has a code and a sentence."""
     return JSONResponse({"code": error.code, "detail": error.sentence}, status_code=409)
