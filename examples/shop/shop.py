@@ -1,5 +1,5 @@
-"""A Django shop in one file, `shop.py runserver`: an order and the job that writes its invoice are committed together or
-not at all. Both are rows of one database, written in Django's transaction."""
+"""A Django shop in one file, `shop.py runserver`: an order and the job that writes its invoice are committed together
+or not at all. Both are rows of one database, written in Django's transaction."""
 
 from __future__ import annotations
 

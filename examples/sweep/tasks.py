@@ -1,5 +1,5 @@
-"""A small sweep of learning rates. Each frame trains one model with exclusive use of a GPU, on preemptible machines that
-may be lost."""
+"""A small sweep of learning rates. Each frame trains one model with exclusive use of a GPU, on preemptible machines
+that may be lost."""
 
 from __future__ import annotations
 
