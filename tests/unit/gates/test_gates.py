@@ -21,14 +21,38 @@ GOOD = {
 # Put together here, so that the gates do not find them in this file.
 FAULTS = {
     "sizes": [
-        {"src/rota/big.py": "x = 1\n" * 601},
         {"src/rota/long.py": LONG},
         {"src/rota/method.py": "class A:\n" + "".join(f"    {line}\n" for line in LONG.splitlines())},
         {"src/rota/waits.py": "async " + LONG},
     ],
+    "folders": [{f"src/rota/full/module{n}.py": "x = 1\n" for n in range(26)}],
+    "class names": [
+        {"src/rota/a/one.py": "class Page: ...\n", "src/rota/a/deep/two.py": "class Page: ...\n"},
+        {f"src/rota/p{n}/one.py": "class Page: ...\n" for n in range(41)},
+    ],
+    "vague names": [
+        {"src/rota/a.py": "class Te" + "ller: ...\n"},
+        {"src/rota/a.py": "def job_to" + "ld(): ...\n"},
+        {"src/rota/a.py": "def job(de" + "sk): ...\n"},
+        {"src/rota/a.py": "class A:\n    def __init__(self):\n        self.se" + "en = 1\n"},
+        {"src/rota/a.py": "WANT" + "ED_MAX = 1\n"},
+        {"src/rota/do" + "or.py": "x = 1\n"},
+    ],
+    "SQL files": [{"src/rota/a/get.sql": "SELECT 1\n"}],
+    "SQL writes": [
+        {
+            "src/rota/a/migrations/0003_pre_a.sql": "CREATE TABLE rota.thing (n int);\n",
+            "src/rota/b/queries.sql": f"-- name: x\n-- Writes.\n{write} rota.thing\n",
+        }
+        for write in ("INSERT INTO", "UPDATE", "DELETE FROM")
+    ],
+    "phrases": [
+        {"docs/page.md": ("This is for who" + "ever comes.\n") * 21},
+        {"src/rota/a.py": ("# That is n" + "o page.\n") * 21},
+    ],
     "unfinished": [
         {"src/rota/a.py": "# TO" + "DO later\n"},
-        {"src/rota/a.sql": "-- FIX" + "ME\n"},
+        {"src/rota/queries.sql": "-- FIX" + "ME\n"},
         {"src/rota/a.py": "raise NotImplemented" + "Error\n"},
     ],
     "locks": [

@@ -10,7 +10,7 @@ PLACES = {
     "leader election": ("infra/lease/leadership.py", "class Leadership"),
     "circuit breaker": ("infra/breaker/breaker.py", "class "),
     "outbox": ("infra/outbox/outbox.py", "outbox"),
-    "dead letters": ("queue/dead_letters.py", "class DeadLetters"),
+    "dead letters": ("queue/dead_letters.py", "class DeadLetter"),
     "sagas": ("workflow/sagas.py", "class Sagas"),
     "booking script": ("accounting/live/book.lua", "-- script: book"),
     "placement scoring": ("placement/scoring.py", "def "),
