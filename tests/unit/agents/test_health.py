@@ -1,4 +1,4 @@
-"""What the loop of agents says about itself, and what its watchdogs suspect."""
+"""Agent scheduler health: the summary line, the degraded state and the watchdogs."""
 
 import pytest
 
@@ -35,41 +35,41 @@ def tick(*, ready=0, mine=0, passed=0, acquired=0, overdue_ms=0, **more):
     return CycleSnapshot(seen=seen, **{**given, **more})
 
 
-def barking(**given):
+def triggered(**given):
     return {name for name, holds in watchdog_conditions(tick(**given)).items() if holds}
 
 
-def test_all_is_quiet_when_nothing_is_due_or_all_of_it_was_taken():
-    assert barking() == set()
-    assert barking(ready=50, mine=50, acquired=50) == set()
+def test_watchdogs_when_nothing_is_due_or_everything_was_acquired_are_silent():
+    assert triggered() == set()
+    assert triggered(ready=50, mine=50, acquired=50) == set()
 
 
-def test_a_permit_leak_is_few_permits_nobody_running_and_agents_that_wait():
-    assert "permit_leak_suspect" in barking(mine=1, permits_free=0, slots=0)
-    assert "permit_leak_suspect" not in barking(mine=1, permits_free=0, slots=0, active=100)
-    assert "permit_leak_suspect" not in barking(permits_free=0, slots=0)
-    assert "permit_leak_suspect" not in barking(mine=1, permits_free=0, permits_most=0)
+def test_permit_leak_is_suspected_when_agents_wait_without_free_permits_or_active_runs():
+    assert "permit_leak_suspect" in triggered(mine=1, permits_free=0, slots=0)
+    assert "permit_leak_suspect" not in triggered(mine=1, permits_free=0, slots=0, active=100)
+    assert "permit_leak_suspect" not in triggered(permits_free=0, slots=0)
+    assert "permit_leak_suspect" not in triggered(mine=1, permits_free=0, permits_most=0)
 
 
-def test_a_skew_is_a_free_pool_that_takes_next_to_nothing():
-    assert "capacity_skew" in barking(mine=50, acquired=4)
-    assert "capacity_skew" not in barking(mine=50, acquired=5)
-    assert "capacity_skew" not in barking(mine=50, acquired=4, permits_free=90)
+def test_capacity_skew_is_suspected_when_free_slots_acquire_almost_nothing():
+    assert "capacity_skew" in triggered(mine=50, acquired=4)
+    assert "capacity_skew" not in triggered(mine=50, acquired=5)
+    assert "capacity_skew" not in triggered(mine=50, acquired=4, permits_free=90)
 
 
-def test_no_progress_is_agents_that_are_due_and_not_taken_although_redis_answers():
-    assert "zero_progress" in barking(mine=1)
-    assert "zero_progress" not in barking(mine=1, redis_closed=False)
-    assert "zero_progress" not in barking(mine=1, slots=0), "a full pool is busy, not stuck"
-    assert barking(redis_closed=False) == {"redis_stall"}
+def test_zero_progress_is_suspected_when_due_agents_are_not_acquired_and_redis_is_up():
+    assert "zero_progress" in triggered(mine=1)
+    assert "zero_progress" not in triggered(mine=1, redis_closed=False)
+    assert "zero_progress" not in triggered(mine=1, slots=0), "a full pool is busy, not stuck"
+    assert triggered(redis_closed=False) == {"redis_stall"}
 
 
-def test_a_watchdog_barks_after_three_in_a_row_and_counts_anew():
-    dogs = Watchdogs()
-    told = [dogs.update({"zero_progress": holds}, now) for now, holds in enumerate([1, 1, 0, 1, 1, 1, 1])]
-    assert told == [[], [], [], [], [], ["zero_progress"], []]
-    assert dogs.triggered_since(5) == ["zero_progress"]
-    assert dogs.triggered_since(6) == []
+def test_watchdog_triggers_after_three_consecutive_cycles_then_counts_from_zero():
+    watchdogs = Watchdogs()
+    triggers = [watchdogs.update({"zero_progress": holds}, now) for now, holds in enumerate([1, 1, 0, 1, 1, 1, 1])]
+    assert triggers == [[], [], [], [], [], ["zero_progress"], []]
+    assert watchdogs.triggered_since(5) == ["zero_progress"]
+    assert watchdogs.triggered_since(6) == []
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_a_watchdog_barks_after_three_in_a_row_and_counts_anew():
         ({"ready": 50, "passed": 50, "acquired": 0}, ""),
     ],
 )
-def test_degraded_is_an_agent_overdue_by_the_shortest_interval_or_places_others_keep_empty(given, reason):
+def test_degraded_reason_for_overdue_agents_or_slots_left_unfilled_by_other_pools(given, reason):
     assert degraded_reason(tick(**given)) == reason
 
 
-def test_the_summary_is_the_line_that_operators_know():
+def test_summary_has_the_documented_format():
     health = Health(600, scripts=7)
     health.zombies = 2
     health.set_overlap_sample(50, 0)
@@ -107,31 +107,31 @@ def test_the_summary_is_the_line_that_operators_know():
 
 class Log:
     def __init__(self):
-        self.told = []
+        self.records = []
 
     def __getattr__(self, level):
-        return lambda event, **_facts: self.told.append((level, event))
+        return lambda event, **_facts: self.records.append((level, event))
 
 
 @pytest.fixture
 def log(monkeypatch):
-    made = Log()
-    monkeypatch.setattr(health_module, "log", made)
-    return made
+    recorder = Log()
+    monkeypatch.setattr(health_module, "log", recorder)
+    return recorder
 
 
-def test_the_summary_comes_once_a_period_louder_when_something_is_wrong_and_not_at_all_without_one(log):
-    told = []
+def test_summary_is_logged_once_per_period_as_warning_when_degraded_and_never_without_period(log):
+    summaries = []
     for period_s, ticks in ((600, 5), (0, 5)):
         health = Health(period_s)
         for minute in range(ticks):
-            log.told.clear()
+            log.records.clear()
             health.update(tick(mine=1, overdue_ms=90_000 if minute == 4 else 0, acquired=1), minute * 300.0)
-            told += [(period_s, minute, level) for level, event in log.told if "Scheduler health" in event]
-    assert told == [(600, 2, "info"), (600, 4, "warning")]
+            summaries += [(period_s, minute, level) for level, event in log.records if "Scheduler health" in event]
+    assert summaries == [(600, 2, "info"), (600, 4, "warning")]
 
 
-def test_a_sample_that_finds_agents_in_both_sets_is_degraded_until_the_next_does_not():
+def test_set_overlap_sample_degrades_health_until_a_clean_sample():
     health = Health(600)
     health.set_overlap_sample(50, 2)
     health.update(tick(), 0.0)
@@ -142,21 +142,21 @@ def test_a_sample_that_finds_agents_in_both_sets_is_degraded_until_the_next_does
     assert health.state == "HEALTHY"
 
 
-def test_warnings_that_it_is_degraded_are_ten_minutes_apart(log):
+def test_degraded_warnings_are_at_least_ten_minutes_apart(log):
     health = Health(0)
     for minute in range(21):
         health.update(tick(mine=1, acquired=1, overdue_ms=90_000 if minute % 2 == 0 else 0), minute * 60.0)
-    assert log.told == [("warning", "agents_degraded")] * 3
+    assert log.records == [("warning", "agents_degraded")] * 3
 
 
-def test_a_watchdog_that_goes_on_barking_is_heard_once_a_minute(log):
+def test_watchdog_that_stays_triggered_is_logged_once_a_minute(log):
     health = Health(0)
     for second in range(100):
         health.update(tick(redis_closed=False), float(second))
-    assert log.told == [("warning", "agents_watchdog")] * 2
+    assert log.records == [("warning", "agents_watchdog")] * 2
 
 
-def test_starvation_is_no_permit_nobody_running_and_agents_that_wait_for_three_cycles():
+def test_starvation_is_reported_after_three_cycles_without_permits_or_active_runs():
     health = Health(600)
     starved = {"mine": 1, "overdue_ms": 90_000, "permits_free": 0, "slots": 0}
     for second in range(3):
@@ -178,7 +178,7 @@ def test_starvation_is_no_permit_nobody_running_and_agents_that_wait_for_three_c
         ({"recurring_ms": 0}, False),
     ],
 )
-def test_a_stall_is_nothing_due_for_longer_than_the_shortest_interval(given, stalled):
+def test_stall_is_detected_when_nothing_is_due_within_the_shortest_interval(given, stalled):
     given = {"recurring_ms": 30_000, **given}
     next_ms = given.pop("next_ms", 0)
     found = tick(**given)
@@ -186,14 +186,14 @@ def test_a_stall_is_nothing_due_for_longer_than_the_shortest_interval(given, sta
     assert is_stalled(found) == stalled
 
 
-def test_a_stall_is_told_every_five_minutes():
+def test_stall_is_counted_every_five_minutes():
     health, before = Health(0), STALLS._value.get()
     for minute in range(11):
         health.update(tick(recurring_ms=30_000), minute * 60.0)
     assert STALLS._value.get() - before == 3
 
 
-def test_gauges_tell_the_offset_of_the_clock_and_permits_that_nobody_holds():
+def test_gauges_expose_clock_offset_and_unheld_permits():
     found = tick(mine=30, slots=10, active=4, permits_held=5)
     found.seen.offset_ms = -250
     Health(0).update(found, 0.0)
@@ -203,11 +203,11 @@ def test_gauges_tell_the_offset_of_the_clock_and_permits_that_nobody_holds():
     assert shown["ready_to_capacity_ratio"] == 3
 
 
-def test_the_second_breaker_is_derived_from_the_first():
-    wanted = CircuitBreakerSettings()
-    assert acquisition_rules(wanted).counting == WindowedFailures(5, 10_000)
-    assert acquisition_rules(wanted).open_ms == 30_000
-    redis = redis_rules(wanted)
+def test_redis_breaker_rules_are_derived_from_acquisition_settings():
+    settings = CircuitBreakerSettings()
+    assert acquisition_rules(settings).counting == WindowedFailures(5, 10_000)
+    assert acquisition_rules(settings).open_ms == 30_000
+    redis = redis_rules(settings)
     assert (redis.counting, redis.open_ms) == (WindowedFailures(3, 5_000), 21_000)
     assert redis.probing == ProbesByDuration(3_000)
     assert redis_rules(CircuitBreakerSettings(enabled=False)).counting.failures == 2**31 - 1
@@ -225,13 +225,13 @@ def test_the_second_breaker_is_derived_from_the_first():
         (-1, 0.0, 0, 1, 1),
     ],
 )
-def test_batches_and_attempts(batch_size, multiplier, slots, batch, attempts):
-    wanted = BatchOperationsSettings(batch_size=batch_size, chunk_attempt_multiplier=multiplier)
-    assert batch_size_of(wanted, slots) == batch
-    assert attempts_of(wanted, slots, batch) == attempts
+def test_batch_size_and_attempts_are_derived_from_free_slots(batch_size, multiplier, slots, batch, attempts):
+    settings = BatchOperationsSettings(batch_size=batch_size, chunk_attempt_multiplier=multiplier)
+    assert batch_size_of(settings, slots) == batch
+    assert attempts_of(settings, slots, batch) == attempts
 
 
-def test_a_permit_comes_back_once():
+def test_permit_released_twice_is_returned_once():
     permits = PermitPool(2)
     one, two = permits.take(5)
     assert permits.free == 0
@@ -242,7 +242,7 @@ def test_a_permit_comes_back_once():
     assert permits.free == 2
 
 
-def test_without_a_limit_there_is_always_room():
+def test_permit_pool_without_limit_never_runs_out():
     permits = PermitPool(0)
     assert len(permits.take(500)) == 500
     assert permits.free == UNBOUNDED_FREE

@@ -1,4 +1,4 @@
-"""No body takes a step past the lease, and one that blocks the loop past it takes the process with it."""
+"""A run takes no step after its lease expires; a run that blocks the event loop past its lease ends the process."""
 
 import asyncio
 import threading
@@ -11,20 +11,20 @@ from rota.infra.clock import SystemClock
 from tests.support.waiting import until
 
 
-class Over:
+class LeaseExpired:
     def __init__(self):
-        self.holds = False
+        self.value = False
 
     def __call__(self):
-        return self.holds
+        return self.value
 
 
 @pytest.fixture
-def over():
-    return Over()
+def lease_expired():
+    return LeaseExpired()
 
 
-async def test_a_body_goes_on_as_without_it_while_the_lease_lives(over):
+async def test_run_within_its_lease_behaves_as_without_watchdog(lease_expired):
     async def body():
         await asyncio.sleep(0)
         return await asyncio.create_task(asyncio.sleep(0, "slept"))
@@ -33,12 +33,12 @@ async def test_a_body_goes_on_as_without_it_while_the_lease_lives(over):
         await asyncio.sleep(0)
         raise ValueError("no luck")
 
-    assert await CancelOnLeaseExpiry(body(), over) == "slept"
+    assert await CancelOnLeaseExpiry(body(), lease_expired) == "slept"
     with pytest.raises(ValueError, match="no luck"):
-        await CancelOnLeaseExpiry(fails(), over)
+        await CancelOnLeaseExpiry(fails(), lease_expired)
 
 
-async def test_past_the_lease_the_next_step_is_a_cancellation_and_cleaning_goes_on(over):
+async def test_run_past_its_lease_is_cancelled_at_the_next_step_and_cleans_up(lease_expired):
     steps = []
     gate = asyncio.get_running_loop().create_future()
 
@@ -50,28 +50,28 @@ async def test_past_the_lease_the_next_step_is_a_cancellation_and_cleaning_goes_
             await asyncio.sleep(0)
             steps.append("cleaned")
 
-    task = asyncio.create_task(_leashed(body(), over))
+    task = asyncio.create_task(_with_watchdog(body(), lease_expired))
     await asyncio.sleep(0)
-    over.holds = True
+    lease_expired.value = True
     gate.set_result(None)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == ["cleaned"]
 
 
-async def test_a_body_that_was_not_begun_before_the_end_of_the_lease_never_is(over):
+async def test_run_not_started_before_lease_expiry_never_starts(lease_expired):
     began = []
 
     async def body():
         began.append(1)
 
-    over.holds = True
+    lease_expired.value = True
     with pytest.raises(asyncio.CancelledError):
-        await CancelOnLeaseExpiry(body(), over)
+        await CancelOnLeaseExpiry(body(), lease_expired)
     assert began == []
 
 
-async def test_a_cancellation_from_outside_reaches_the_body_as_ever(over):
+async def test_cancellation_from_outside_reaches_the_run(lease_expired):
     seen = []
 
     async def body():
@@ -81,7 +81,7 @@ async def test_a_cancellation_from_outside_reaches_the_body_as_ever(over):
             seen.append(error.args)
             raise
 
-    task = asyncio.create_task(_leashed(body(), over))
+    task = asyncio.create_task(_with_watchdog(body(), lease_expired))
     await asyncio.sleep(0)
     task.cancel("stop")
     with pytest.raises(asyncio.CancelledError):
@@ -89,43 +89,43 @@ async def test_a_cancellation_from_outside_reaches_the_body_as_ever(over):
     assert seen == [("stop",)]
 
 
-async def test_what_is_awaited_need_not_be_a_coroutine(over):
+async def test_watchdog_accepts_an_awaitable_that_is_not_a_coroutine(lease_expired):
     future = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, 7)
-    assert await CancelOnLeaseExpiry(future, over) == 7
+    assert await CancelOnLeaseExpiry(future, lease_expired) == 7
 
 
-async def _leashed(work, over):
-    return await CancelOnLeaseExpiry(work, over)
+async def _with_watchdog(work, lease_expired):
+    return await CancelOnLeaseExpiry(work, lease_expired)
 
 
-def guarded(loop, until_s, busy=True):
+def start_watchdog(loop, until_s, busy=True):
     ended = threading.Event()
     guard = EventLoopWatchdog(loop, SystemClock(), lambda: until_s, lambda: busy, lambda _status: ended.set())
     guard.start()
     return guard, ended
 
 
-async def test_a_loop_that_is_blocked_past_the_lease_ends_the_process():
-    _, ended = guarded(asyncio.get_running_loop(), 0.0)
-    assert ended.wait(10), "this blocks the loop"
+async def test_event_loop_blocked_past_the_lease_ends_the_process():
+    _, ended = start_watchdog(asyncio.get_running_loop(), 0.0)
+    assert ended.wait(10), "wait() blocks the event loop on purpose"
 
 
-async def test_a_loop_that_answers_and_one_without_bodies_are_left_alone():
-    guard, ended = guarded(asyncio.get_running_loop(), 0.0)
+async def test_responsive_or_idle_event_loop_does_not_end_the_process():
+    guard, ended = start_watchdog(asyncio.get_running_loop(), 0.0)
     answered = asyncio.Event()
-    guard._loop_responds = _noting(guard._loop_responds, asyncio.get_running_loop(), answered)
+    guard._loop_responds = _signalling(guard._loop_responds, asyncio.get_running_loop(), answered)
     await until(answered.is_set)
     guard.stop()
-    idle, nobody = guarded(asyncio.get_running_loop(), 0.0, busy=False)
-    idle._busy = _noting(lambda: False, asyncio.get_running_loop(), asked := asyncio.Event())
+    idle, idle_ended = start_watchdog(asyncio.get_running_loop(), 0.0, busy=False)
+    idle._busy = _signalling(lambda: False, asyncio.get_running_loop(), asked := asyncio.Event())
     await until(asked.is_set)
     idle.stop()
     assert not ended.is_set()
-    assert not nobody.is_set()
+    assert not idle_ended.is_set()
 
 
-def _noting(ask, loop, event):
+def _signalling(ask, loop, event):
     def asked():
         found = ask()
         loop.call_soon_threadsafe(event.set)
@@ -134,7 +134,7 @@ def _noting(ask, loop, event):
     return asked
 
 
-async def test_a_log_that_nobody_reads_does_not_keep_the_process(monkeypatch):
+async def test_blocked_log_sink_does_not_delay_the_process_exit(monkeypatch):
     monkeypatch.setattr(lease_watchdog, "_log_blocked_loop", threading.Event().wait)
-    _, ended = guarded(asyncio.get_running_loop(), 0.0)
-    assert ended.wait(10), "this blocks the loop"
+    _, ended = start_watchdog(asyncio.get_running_loop(), 0.0)
+    assert ended.wait(10), "wait() blocks the event loop on purpose"

@@ -1,4 +1,4 @@
-"""When the loop looks again: at once where it matters, together where it can, and rarely when nothing is due."""
+"""When the scheduler polls again: at once if work is left, batched where possible, rarely when nothing is due."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def clock():
 
 
 def waits_s(clock, seen, *, free=10, most=10, due_ms=None, steady=True):
-    """How long after a cycle of no time the next one comes, if nobody says anything."""
+    """Seconds from an instantaneous cycle to the next one when nothing wakes the pacer."""
     permits = PermitPool(most)
     permits.held = most - free
     pace = PollPacer(clock, permits, INTERVAL_S)
@@ -59,11 +59,11 @@ def waits_s(clock, seen, *, free=10, most=10, due_ms=None, steady=True):
         (None, {}, INTERVAL_S),
     ],
 )
-def test_the_next_look_comes_when_something_can_have_changed(clock, seen, given, wanted_s):
+def test_next_poll_comes_when_the_state_can_have_changed(clock, seen, given, wanted_s):
     assert waits_s(clock, seen, **given) == pytest.approx(wanted_s)
 
 
-async def test_a_nudge_ends_the_wait_at_once(clock):
+async def test_wake_ends_the_wait_at_once(clock):
     pace = PollPacer(clock, PermitPool(1), INTERVAL_S)
     waiting = asyncio.create_task(pace.wait_for_next_cycle(CycleResult(now_ms=1000), pace.begin_cycle()))
     await asyncio.sleep(0)

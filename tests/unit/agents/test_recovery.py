@@ -1,4 +1,4 @@
-"""Passes beside the loop: one that hangs is ended and counted, one that fails is not the last, budgets are kept."""
+"""Periodic passes: a hung pass is cancelled and counted, a failed one is repeated, time budgets are respected."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 
 class Clock:
-    """Moves on by a step whenever somebody looks."""
+    """Advances by one step at every reading."""
 
     def __init__(self, step_s):
         self.now_s = 1000.0
@@ -41,29 +41,29 @@ def zombies(runs, *, step_s=0.0, **wanted):
     return Zombies(runs, ZombieCleanupSettings(threshold_ms=0, **wanted), Clock(step_s))
 
 
-def test_without_a_budget_a_pass_stops_every_zombie():
+def test_zombie_pass_without_budget_stops_every_zombie():
     runs = Runs(5)
     assert len(zombies(runs, step_s=1.0).sweep()) == 5
     assert {run.stopped_as for run in runs.by_name.values()} == {AgentOutcome.TIMEOUT}
 
 
-def test_a_pass_over_its_budget_leaves_the_rest_to_the_next():
+def test_zombie_pass_over_budget_leaves_the_rest_to_the_next_pass():
     runs = Runs(5)
     sweeper = zombies(runs, step_s=0.01, run_budget_ms=25)
     assert len(sweeper.sweep()) == 2
     sweeper.sweep()
     sweeper.sweep()
-    assert runs.stopped[:5] == [0, 1, 2, 3, 4], "who was stopped before comes last"
+    assert runs.stopped[:5] == [0, 1, 2, 3, 4], "runs already stopped come last"
 
 
-def test_zombies_that_are_switched_off_stop_nobody():
+def test_disabled_zombie_cleanup_stops_no_run():
     runs = Runs(3)
     sweeper = zombies(runs, enabled=False)
     assert sweeper.sweep() == []
     assert sweeper.stop_after_s(runs.by_name["0"].spec) is None
 
 
-def test_exceptional_agents_are_those_whose_whole_name_matches():
+def test_exceptional_agents_match_on_the_whole_name():
     exceptional = ExceptionalAgentsSettings(pattern="slow-.*", threshold_ms=60_000)
     sweeper = zombies(Runs(0), exceptional_agents=exceptional)
     limits = {
@@ -73,7 +73,7 @@ def test_exceptional_agents_are_those_whose_whole_name_matches():
     assert limits == {"slow-a": 62.0, "a-slow-a": 2.0, "slow": 2.0}
 
 
-async def test_a_pass_that_hangs_is_cancelled_and_counted_and_the_next_one_comes(monkeypatch):
+async def test_hung_pass_is_cancelled_counted_and_followed_by_the_next(monkeypatch):
     monkeypatch.setattr(periodic, "PASS_TIMEOUT_S", 0.02)
     began, cancelled = [], []
 
@@ -97,7 +97,7 @@ async def test_a_pass_that_hangs_is_cancelled_and_counted_and_the_next_one_comes
     assert PASSES_TIMED_OUT.labels("hanging")._value.get() == before + 1
 
 
-async def test_a_pass_that_fails_is_not_the_last():
+async def test_failed_pass_is_followed_by_the_next():
     began = []
 
     async def work():
@@ -111,7 +111,7 @@ async def test_a_pass_that_fails_is_not_the_last():
         await each.stop()
 
 
-async def test_a_pass_may_end_by_itself_when_it_is_asked_to_stop():
+async def test_stop_lets_a_running_pass_finish():
     began, go_on, ended = asyncio.Event(), asyncio.Event(), []
 
     async def work():

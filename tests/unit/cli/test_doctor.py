@@ -1,4 +1,4 @@
-"""What `rota doctor` makes of what it finds: well, worth a warning, or wrong; with a remedy wherever it is not well."""
+"""Grades of `rota doctor` checks: ok, warn or fail, with a remedy unless ok."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rota.cli.doctor import view as doctor_view
 CASES = [
     (doctor_view.clock_check("Redis", 0.3, 0.01), "ok"),
     (doctor_view.clock_check("Redis", -0.6, 0.01), "warn"),
-    (doctor_view.clock_check("Redis", 0.6, 0.4), "ok"),  # the way there may have taken that long
+    (doctor_view.clock_check("Redis", 0.6, 0.4), "ok"),  # within the round-trip time
     (doctor_view.clock_check("Redis", 90.0, 0.01), "fail"),
     (doctor_view.postgres_check("13.2", 130_002), "fail"),
     (doctor_view.postgres_check("14.0", 140_000), "ok"),
@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("check", "grade"), CASES)
-def test_what_is_found_is_graded_and_what_is_not_well_has_a_remedy(check, grade):
+def test_doctor_check_has_the_expected_grade_and_a_remedy_unless_ok(check, grade):
     assert check.grade == grade, check
     assert bool(check.remedy) is (grade != "ok")
     assert check.sentence.endswith(".")

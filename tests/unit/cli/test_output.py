@@ -1,4 +1,4 @@
-"""What commands print is what they were given: no markup, no pictures, no control characters."""
+"""Commands print text literally: no markup, no emoji, no control characters."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rota.cli.core.output import print_line, print_table, print_text
 
 
 @pytest.mark.parametrize("text", ["run:ok: pending", "[bold]x[/bold]", "a:smiley:b", "1234567890 'quoted' /a/path"])
-def test_what_is_printed_is_what_was_given(capsys, text):
+def test_printed_text_is_literal(capsys, text):
     print_text(text)
     print_line(text)
     print_table(("what",), [(text,)])

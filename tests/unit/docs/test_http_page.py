@@ -1,4 +1,4 @@
-"""docs/reference/http.md is what the code says."""
+"""docs/reference/http.md matches the code."""
 
 from pathlib import Path
 
@@ -13,17 +13,17 @@ REMEDY = (
 )
 
 
-def test_the_page_in_docs_is_up_to_date():
+def test_http_page_is_up_to_date():
     assert PAGE.read_text() == render_page(), REMEDY
 
 
-def test_the_page_has_every_route():
+def test_http_page_lists_every_route():
     text = render_page()
     for route in route_table(litestar_app()):
         assert f"### `{route.method} {route.path.removeprefix('/api/v1')}`\n" in text
 
 
-def test_every_shape_that_is_named_is_there():
+def test_http_page_defines_every_schema_it_links():
     text = render_page()
     named = {part.partition(")")[0] for part in text.split("](#")[1:]}
     there = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}

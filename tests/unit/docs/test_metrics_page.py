@@ -1,4 +1,4 @@
-"""The page about metrics is what the code says, and tells what became of every name of the seed."""
+"""docs/reference/metrics.md matches the code and maps every metric name of the seed projects."""
 
 import importlib
 import pkgutil
@@ -73,13 +73,15 @@ SEED_OF_AGENTS = (
 )
 
 
-def declared():
-    """Rows of the page, as they should be."""
+def declared_rows():
+    """Rows the page should have."""
     for module in pkgutil.walk_packages(rota.__path__, "rota."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     found = [each for each in REGISTRY._collector_to_names if hasattr(each, "_labelnames")]
-    known = [each for each in found if not each._name.startswith("rota_test_")]  # of tests in this process
+    known = [
+        each for each in found if not each._name.startswith("rota_test_")
+    ]  # declared by other tests in this process
     return [_row(each) for each in sorted(known, key=lambda each: each._name)]
 
 
@@ -89,19 +91,19 @@ def _row(metric):
     return f"| `{name}` | {metric._type} | {labels} | {metric._documentation} |"
 
 
-def written(heading):
+def page_rows(heading):
     part = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return [line for line in part.splitlines() if line.startswith("| `")]
 
 
-def test_every_metric_is_on_the_page_as_it_is_declared():
-    assert written("All metrics") == declared(), "\n".join(declared())
+def test_metrics_page_lists_every_declared_metric():
+    assert page_rows("All metrics") == declared_rows(), "\n".join(declared_rows())
 
 
 @pytest.mark.parametrize(("heading", "seed"), [("Earlier names", SEED), ("Earlier names: agents", SEED_OF_AGENTS)])
-def test_every_name_of_the_seed_is_told_and_every_name_told_exists(heading, seed):
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in written(heading)]
+def test_metrics_page_maps_every_seed_metric_to_existing_metrics(heading, seed):
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in page_rows(heading)]
     assert [row[0].strip("`") for row in rows] == list(seed)
-    names = {row.split("`")[1] for row in declared()}
-    told = {word for row in rows for word in row[1].split("`")[1::2]}
-    assert told <= names
+    names = {row.split("`")[1] for row in declared_rows()}
+    mentioned = {name for row in rows for name in row[1].split("`")[1::2]}
+    assert mentioned <= names

@@ -1,4 +1,4 @@
-"""The page about reasons is what the code says, and every reason has a tier or ends something."""
+"""docs/reference/reasons.md matches the code; every reason has a tier or is terminal."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tools.docs.reasons_reference import page
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
 
 
-def test_the_page_is_what_the_code_says():
+def test_reasons_page_matches_the_code():
     assert PAGE.read_text() == page()
 
 
@@ -17,16 +17,16 @@ def test_every_reason_has_a_meaning_and_a_remedy_in_sentences():
     assert all(text.endswith(".") for text in (*MEANINGS.values(), *REMEDIES.values()))
 
 
-def test_whatever_waits_has_a_tier_and_tiers_are_mended_in_their_order():
+def test_every_waiting_reason_has_a_tier_and_tiers_are_ranked():
     assert set(TIERS) >= WAITING_REASONS
-    # Told of a job that waits, too: what would end it, or what one try of several has ended with.
+    # These three are also shown for waiting jobs: what will end the job, or how one attempt ended.
     assert set(TIERS) - WAITING_REASONS == {Reason.NO_POOL_MAPPING, Reason.ENDING, Reason.DISPATCH_FAILED}
     assert sorted(Tier, key=lambda tier: tier.rank) == [
         *("misconfigured", "blocked", "quota", "capacity", "order", "system")
     ]
 
 
-def test_a_remedy_names_what_it_is_told_and_leaves_the_rest_in_capitals():
+def test_remedy_fills_in_known_values_and_keeps_placeholders_for_the_rest():
     assert Reason.NO_POOL_MAPPING.remedy(topic="shot").startswith("`rota pool map shot POOL` maps")
     assert "`rota sub set film farm --burst 5` raises" in Reason.QUOTA_SUBSCRIPTION.remedy(
         show="film", pool="farm", burst="burst", n="5"

@@ -1,4 +1,4 @@
-"""docs/reference/sdk.md: its code runs, and it leaves out nothing that user code can call."""
+"""docs/reference/sdk.md: its code runs, and it covers everything user code can call."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ from rota.sdk.workflow.workflow import WorkflowOptions
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/sdk.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-OF_THE_MACHINERY = {
+INTERNAL = {
     "submission",
     "submissions",
     "jobs",
@@ -30,10 +30,10 @@ OF_THE_MACHINERY = {
     "change",
     "specs",
 }
-"""Public for the sync facade, and of no use to user code."""
+"""Public for the sync facade; not for user code."""
 
 
-async def test_its_code_runs():
+async def test_sdk_page_code_runs():
     names = {"__name__": "page"}
     with testing.inline():
         for block in BLOCKS:
@@ -51,18 +51,18 @@ def public(kind):
     "name",
     sorted(
         {*rota.__all__, *testing.__all__, *TaskOptions.__annotations__, *WorkflowOptions.__annotations__}
-        | ((public(Task) | public(rota.Workflow) | public(rota.Steps) | public(rota.Step)) - OF_THE_MACHINERY)
+        | ((public(Task) | public(rota.Workflow) | public(rota.Steps) | public(rota.Step)) - INTERNAL)
         | public(RunHandle)
         | (public(rota.Job) | public(testing.Rehearsal) | public(testing.MovableClock))
         - {"find", "add", "cancel", "transport", "now_ms", "monotonic", "sleep", "play", "known", "submitted_more"}
     ),
 )
-def test_it_names_everything(name):
+def test_sdk_page_mentions_every_public_name(name):
     assert re.search(rf"\b{name}\b", PAGE), f"{name} is not on the page"
 
 
 @pytest.mark.parametrize("name", sorted(public(AdminClient)))
-def test_it_names_every_call_of_administration_and_no_other(name):
+def test_sdk_page_lists_exactly_the_calls_of_each_admin_client(name):
     [row] = [line for line in PAGE.splitlines() if line.startswith("|") and f"`app.{name}`" in line]
     parts = [getattr(rota.Rota(), part) for part in re.findall(r"`app\.(\w+)`", row)]
     assert set(re.findall(r"`(\w+)\(", row)) == {call for part in parts for call in public(type(part))}

@@ -1,4 +1,4 @@
-"""The reference page is what the code says."""
+"""docs/reference/settings.md matches the code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ REMEDY = "regenerate it: python -c 'from tools.docs.settings_reference import pa
 )
 
 
-def test_the_page_in_docs_is_up_to_date():
+def test_settings_page_is_up_to_date():
     assert PAGE.read_text() == page(), REMEDY
 
 
-def test_the_page_names_every_setting_and_every_variable():
+def test_settings_page_lists_every_setting_and_every_variable():
     text = page()
     for path, leaf in leaves().items():
         section, _, name = path.rpartition(".")
@@ -25,6 +25,6 @@ def test_the_page_names_every_setting_and_every_variable():
         assert all(f"`{env}`" in text for env in leaf.env_names)
 
 
-def test_no_cell_breaks_its_table():
+def test_settings_page_cells_do_not_break_the_table():
     rows = [line for line in page().splitlines() if line.startswith("|")]
     assert {row.replace("\\|", "").count("|") for row in rows} == {6}

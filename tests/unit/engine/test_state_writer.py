@@ -1,12 +1,12 @@
-"""When states of jobs are written down, and when not."""
+"""When job states are written to the database."""
 
 from uuid import UUID
 
 from rota.engine.dispatch.state_writer import DEBOUNCE_S, JobStateWriter
 
 
-class HandClock:
-    """Moves when told."""
+class ManualClock:
+    """Advanced by the test."""
 
     def __init__(self):
         self.at_s = 1000.0
@@ -18,47 +18,47 @@ class HandClock:
         return self.at_s
 
 
-class Written:
-    """In place of a database: which jobs were marked, and as what."""
+class FakeDatabase:
+    """Records which job states were written."""
 
     def __init__(self):
-        self.marks = []
+        self.states = []
 
-    async def rows(self, _query, jobs, state, _moments):
-        self.marks += [(job.int, state) for job in jobs]
+    async def rows(self, _query, jobs, state, _times):
+        self.states += [(job.int, state) for job in jobs]
         return []
 
 
-def some_marks():
-    clock, written = HandClock(), Written()
-    return JobStateWriter(written, clock), clock, written
+def make_writer():
+    clock, database = ManualClock(), FakeDatabase()
+    return JobStateWriter(database, clock), clock, database
 
 
-async def test_a_job_that_has_only_just_begun_is_not_marked_with_those_before_it():
-    marks, clock, written = some_marks()
-    marks.record_dispatched([UUID(int=1)])
+async def test_job_dispatched_just_now_is_not_written_with_older_ones():
+    writer, clock, database = make_writer()
+    writer.record_dispatched([UUID(int=1)])
     clock.at_s += DEBOUNCE_S
-    marks.record_dispatched([UUID(int=2)])
-    await marks.flush()
-    assert written.marks == [(1, "DISPATCHED")]
+    writer.record_dispatched([UUID(int=2)])
+    await writer.flush()
+    assert database.states == [(1, "DISPATCHED")]
 
 
-async def test_what_is_left_for_later_is_written_then():
-    marks, clock, written = some_marks()
-    marks.record_dispatched([UUID(int=1)])
-    await marks.flush()
-    assert written.marks == []
+async def test_state_inside_the_debounce_window_is_written_by_a_later_flush():
+    writer, clock, database = make_writer()
+    writer.record_dispatched([UUID(int=1)])
+    await writer.flush()
+    assert database.states == []
     clock.at_s += DEBOUNCE_S
-    await marks.flush()
-    await marks.flush()
-    assert written.marks == [(1, "DISPATCHED")]
+    await writer.flush()
+    await writer.flush()
+    assert database.states == [(1, "DISPATCHED")]
 
 
-async def test_a_job_that_ended_in_time_is_never_marked():
-    marks, clock, written = some_marks()
-    marks.record_dispatched([UUID(int=1), UUID(int=2)])
-    marks.record_running([UUID(int=1)])
-    marks.forget([UUID(int=1)])
+async def test_state_of_a_job_that_ended_within_the_debounce_window_is_never_written():
+    writer, clock, database = make_writer()
+    writer.record_dispatched([UUID(int=1), UUID(int=2)])
+    writer.record_running([UUID(int=1)])
+    writer.forget([UUID(int=1)])
     clock.at_s += DEBOUNCE_S
-    await marks.flush()
-    assert written.marks == [(2, "DISPATCHED")]
+    await writer.flush()
+    assert database.states == [(2, "DISPATCHED")]

@@ -1,4 +1,4 @@
-"""Each gate goes red for the fault it is there for, and only for that."""
+"""Each gate fails for the fault it checks, and for no other."""
 
 import subprocess
 
@@ -18,7 +18,7 @@ GOOD = {
     "requirements.lock": HASHED,
     "docs/how.md": "Connect to postgres://rota:password@localhost/rota, see https://example.org/work/simple-things.\n",
 }
-# Put together here, so that the gates do not find them in this file.
+# Concatenated, so that the gates do not find these strings in this file.
 FAULTS = {
     "sizes": [
         {"src/rota/long.py": LONG},
@@ -103,36 +103,36 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize("gate", TREE_GATES)
-def test_a_good_tree_passes(tree, gate):
+def test_gate_passes_on_a_clean_tree(tree, gate):
     assert TREE_GATES[gate](tree({})).problems == []
 
 
 @pytest.mark.parametrize(("gate", "changes"), [(gate, changes) for gate, many in FAULTS.items() for changes in many])
-def test_a_planted_fault_turns_its_gate_red_and_no_other(tree, gate, changes):
+def test_gate_fails_on_its_planted_fault_and_other_gates_pass(tree, gate, changes):
     root = tree(changes)
     red = [name for name, check in TREE_GATES.items() if check(root).problems]
     assert gate in red
-    # An address in a lock is rightly found twice.
+    # The places gate also reports URLs in lock files.
     assert set(red) <= {gate, "places"}
 
 
-def test_problems_say_where(tree):
+def test_problems_name_file_and_line(tree):
     root = tree({"src/rota/a.py": "x = 1\n# TO" + "DO later\n"})
     assert gates_tree.unfinished(root).problems == ["src/rota/a.py:2: # TO" + "DO later"]
 
 
-def test_a_found_secret_is_not_repeated(tree):
+def test_secrets_gate_does_not_repeat_the_secret(tree):
     value = "hT7w" * 6
     (problem,) = gates_tree.secrets(tree({"a.yaml": f'token: "{value}"\n'})).problems
     assert problem == "a.yaml:1: looks like a password"
 
 
-def test_binary_files_are_no_text(tree, tmp_path):
+def test_places_gate_skips_binary_files(tree, tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG\0/" + b"root/x")
     assert gates_tree.places(tmp_path).problems == []
 
 
-def test_ignored_files_do_not_count_without_git(tree):
+def test_places_gate_without_git_skips_ignored_files(tree):
     root = tree(
         {".gitignore": "# what we make\n.venv/\n*.log\n", ".venv/x.py": "/" + "root/x", "a.log": "/" + "root/x"}
     )
@@ -140,18 +140,18 @@ def test_ignored_files_do_not_count_without_git(tree):
     assert gates_tree.places(tree({"b.txt": "/" + "root/x"})).problems
 
 
-def test_in_a_repository_new_files_count_and_ignored_ones_do_not(tree):
+def test_places_gate_in_a_repository_checks_new_files_and_skips_ignored_ones(tree):
     root = tree({".gitignore": "/made/\n", "made/a.txt": "/" + "root/x", "new.txt": "/" + "root/x"})
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     assert [problem.split(":")[0] for problem in gates_tree.places(root).problems] == ["new.txt"]
 
 
-def test_the_size_report_shows_medians_against_the_style(tree):
+def test_size_report_compares_medians_with_the_style_guide(tree):
     note = gates_tree.sizes(tree({"src/rota/b.py": "def f():\n    x = 1\n    return x\n"})).note
     assert note.startswith("2 files, median 2 lines (style 40-250); 2 functions, median 2 (5-9)")
 
 
-def test_the_run_is_red_if_one_gate_is_and_shows_its_problem(tree, capsys):
+def test_run_with_one_failed_gate_fails_and_prints_its_problem(tree, capsys):
     chosen = {"good": lambda _root: Report(note="fine"), "bad": lambda _root: Report(["a.py:1: wrong"])}
     assert gates.main([], tree({}), chosen) == 1
     shown = capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_the_run_is_red_if_one_gate_is_and_shows_its_problem(tree, capsys):
     assert gates.main(["good"], tree({}), chosen) == 0
 
 
-def test_a_gate_that_breaks_has_not_passed(tree, capsys):
+def test_gate_that_raises_fails(tree, capsys):
     def breaks(_root):
         raise OSError("no disk")
 
@@ -169,12 +169,12 @@ def test_a_gate_that_breaks_has_not_passed(tree, capsys):
     assert "OSError: no disk" in capsys.readouterr().out
 
 
-def test_an_unknown_gate_is_named_with_those_that_exist(capsys):
+def test_unknown_gate_is_reported_with_the_known_ones(capsys):
     assert gates.main(["typos"]) == 2
     assert "No gate typos; there are types" in capsys.readouterr().out
 
 
-def test_a_program_that_is_missing_or_fails_is_red(tmp_path):
+def test_command_gate_fails_when_the_program_is_missing_or_fails(tmp_path):
     assert "could not run" in gates.command("no-such-program")(tmp_path).problems[0]
     assert gates.command("python", "-c", "raise SystemExit('wrong')")(tmp_path).problems == ["wrong"]
     assert gates.command("python", "-c", "")(tmp_path).problems == []
@@ -190,9 +190,9 @@ def test_a_program_that_is_missing_or_fails_is_red(tmp_path):
         ("Basic czNjIC/DpA==", "base64"),
     ],
 )
-def test_a_secret_in_a_log_is_found_in_each_disguise_and_not_repeated(text, form):
+def test_secret_in_a_log_is_found_in_each_encoding_and_not_repeated(text, form):
     assert leaks(f"fine\n{text}\n", {"the password": "s3c /ä"}) == [f"line 2 holds the password ({form})"]
 
 
-def test_a_clean_log_has_no_leaks():
+def test_log_without_secrets_has_no_leaks():
     assert leaks("to redis://:***@host\n", {"the password": "s3c /ä"}) == []

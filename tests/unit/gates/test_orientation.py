@@ -1,4 +1,4 @@
-"""The one-minute test: each behaviour is at a path whose name says it, and is defined there."""
+"""Each behaviour is defined at a path whose name says so."""
 
 from pathlib import Path
 
@@ -31,10 +31,10 @@ PLACES = {
 
 
 @pytest.mark.parametrize("behaviour", PLACES)
-def test_a_behaviour_is_at_a_path_that_names_it(behaviour):
+def test_behaviour_is_defined_at_the_path_that_names_it(behaviour):
     path, definition = PLACES[behaviour]
     assert definition in (ROTA / path).read_text()
 
 
-def test_there_are_twenty_behaviours():
+def test_orientation_table_has_twenty_behaviours():
     assert len(PLACES) == 20

@@ -1,4 +1,4 @@
-"""Cancellations that a library swallows take effect after all."""
+"""`cancellable` restores cancellations that a library swallows."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def guarded():
         return await swallows()
 
 
-async def test_a_swallowed_cancellation_is_raised():
+async def test_swallowed_cancellation_is_raised():
     task = asyncio.create_task(guarded())
     await asyncio.sleep(0)
     task.cancel()
@@ -27,25 +27,25 @@ async def test_a_swallowed_cancellation_is_raised():
         await task
 
 
-async def test_a_swallowed_timeout_is_a_timeout():
+async def test_swallowed_timeout_is_raised_as_timeout():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await guarded()
 
 
-async def test_what_is_done_while_a_task_ends_is_left_alone():
-    async def tidies():
+async def test_awaits_during_cleanup_are_not_cancelled_again():
+    async def cleans_up():
         try:
             await asyncio.sleep(60)
         finally:
             with cancellable():
                 await asyncio.sleep(0)
-            tidied.append(True)
+            cleaned_up.append(True)
 
-    tidied = []
-    task = asyncio.create_task(tidies())
+    cleaned_up = []
+    task = asyncio.create_task(cleans_up())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert tidied
+    assert cleaned_up

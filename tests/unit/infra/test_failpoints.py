@@ -1,4 +1,4 @@
-"""Named places where a process dies, stops or loses a reply."""
+"""Failpoints: named places in the code where a process crashes, pauses or loses a reply."""
 
 import collections
 import json
@@ -33,13 +33,13 @@ def visits(**environment):
     )
 
 
-def test_without_variables_a_place_is_an_empty_function():
+def test_failpoint_without_variables_is_a_no_op():
     assert failpoints.hit is failpoints.after_send
     assert failpoints.hit("room.point") is None
     assert not FaultPlan.parse({})
 
 
-def test_an_armed_process_dies_at_the_asked_visit_and_says_so():
+def test_crash_failpoint_ends_the_process_at_the_given_hit_and_logs_it():
     process = visits(CRASH_AT="other.place,lease.after_acquire:2")
     output, errors = process.communicate(timeout=20)
     assert process.returncode == failpoints.CRASH_EXIT_STATUS
@@ -49,7 +49,7 @@ def test_an_armed_process_dies_at_the_asked_visit_and_says_so():
     assert (crashed["event"], crashed["place"]) == ("failpoint_crash", "lease.after_acquire")
 
 
-def test_a_paused_process_goes_on_after_it_is_continued():
+def test_paused_process_continues_after_sigcont():
     process = visits(PAUSE_AT="lease.after_acquire")
     try:
         assert process.stdout.readline() == "1\n"
@@ -64,18 +64,18 @@ def test_a_paused_process_goes_on_after_it_is_continued():
     assert process.returncode == 0
 
 
-def test_a_lost_reply_is_a_connection_error_at_its_visit_only_and_is_told(capsys):
+def test_lost_reply_raises_connection_error_at_its_hit_only_and_is_logged(capsys):
     plan = FaultPlan.parse({"LOST_REPLY_AT": "lease.renew:2"})
     plan.after_send("lease.renew")
     with pytest.raises(LostReply) as lost:
         plan.after_send("lease.renew")
     assert isinstance(lost.value, ConnectionError)
     plan.after_send("lease.renew")
-    told = json.loads(capsys.readouterr().err)
-    assert (told["event"], told["place"]) == ("failpoint_lost_reply", "lease.renew")
+    record = json.loads(capsys.readouterr().err)
+    assert (record["event"], record["place"]) == ("failpoint_lost_reply", "lease.renew")
 
 
-def test_visits_of_one_place_do_not_count_for_another():
+def test_hits_of_one_failpoint_do_not_count_for_another():
     plan = FaultPlan.parse({"LOST_REPLY_AT": "lease.renew:2"})
     plan.after_send("lease.acquire")
     plan.hit("lease.renew")
@@ -85,12 +85,12 @@ def test_visits_of_one_place_do_not_count_for_another():
 
 
 @pytest.mark.parametrize("text", ["lease", "lease.renew:0", "lease.renew:x", "Lease.Renew", "a.b.c", "a.b:1:2"])
-def test_a_malformed_place_is_refused_by_name(text):
+def test_malformed_failpoint_is_refused_with_its_text(text):
     with pytest.raises(InvalidSetting, match=re.escape(f"CRASH_AT='{text}'")):
         FaultPlan.parse({"CRASH_AT": text})
 
 
-def test_places_in_the_source_are_literal_dotted_and_written_once():
+def test_failpoint_names_in_the_source_are_literal_dotted_and_unique():
     found = failpoints.declared_failpoints()
     twice = [place for place, times in collections.Counter(found).items() if times > 1]
     malformed = [name for _, name in found if not re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*", name)]

@@ -1,4 +1,4 @@
-"""What is logged, how it looks, and that no secret is in it."""
+"""Log format and levels, and the redaction of secrets."""
 
 import io
 import json
@@ -21,7 +21,7 @@ log = structlog.get_logger("tests.logs")
 
 @pytest.fixture
 def written(capsys):
-    """What stands on stderr since it was last asked; logging is as it was afterwards."""
+    """Returns what was written to stderr since the last call; restores the logging setup afterwards."""
     root = logging.getLogger()
     configured = structlog.get_config() if structlog.is_configured() else None
     before = root.handlers[:], root.level, sys.excepthook, threading.excepthook, warnings.showwarning
@@ -54,7 +54,7 @@ def raised_beside(value):
         return sys.exc_info()
 
 
-def test_an_event_is_one_line_of_json_with_time_level_logger_and_values(written):
+def test_event_is_one_json_line_with_time_level_logger_and_values(written):
     logs.configure("json", "info")
     log.warning("lease_lost", name="leader\nnext", fence=7)
     (event,) = events(written)
@@ -64,7 +64,7 @@ def test_an_event_is_one_line_of_json_with_time_level_logger_and_values(written)
     assert (event["name"], event["fence"]) == ("leader\nnext", 7)
 
 
-def test_the_standard_library_takes_the_same_way(written):
+def test_standard_library_logging_uses_the_same_format(written):
     logs.configure("json", "info")
     logging.getLogger("uvicorn.error").warning("port %d", 80)
     logging.getLogger("nats").debug("too low to be shown")
@@ -72,7 +72,7 @@ def test_the_standard_library_takes_the_same_way(written):
     assert (event["event"], event["logger"], event["level"]) == ("port 80", "uvicorn.error", "warning")
 
 
-def test_a_record_that_does_not_format_is_still_logged(written):
+def test_record_with_wrong_format_arguments_is_still_logged(written):
     logs.configure("json", "info")
     logging.getLogger("redis").error("%d of %d", "one")  # noqa: PLE1206
     (event,) = events(written)
@@ -80,7 +80,7 @@ def test_a_record_that_does_not_format_is_still_logged(written):
     assert "one" in event["event"]
 
 
-def test_bound_context_is_in_every_event_below(written):
+def test_bound_context_is_added_to_every_event_in_its_scope(written):
     logs.configure("json", "info")
     with structlog.contextvars.bound_contextvars(replica="a"):
         log.info("inside")
@@ -89,7 +89,7 @@ def test_bound_context_is_in_every_event_below(written):
     assert [event.get("replica") for event in events(written)] == ["a", "a", None]
 
 
-def test_levels_below_the_chosen_one_are_silent_and_configuring_again_changes_it(written):
+def test_events_below_the_level_are_dropped_and_reconfiguring_changes_the_level(written):
     logs.configure("json", "warning")
     log.info("hidden")
     logs.configure("json", "debug")
@@ -97,7 +97,7 @@ def test_levels_below_the_chosen_one_are_silent_and_configuring_again_changes_it
     assert [event["event"] for event in events(written)] == ["shown"]
 
 
-def test_an_exception_is_structured_with_its_cause(written):
+def test_exception_is_structured_with_its_cause(written):
     logs.configure("json", "info")
     log.error("failed", exc_info=raise_from(ValueError("first"), KeyError("second")))
     (event,) = events(written)
@@ -124,7 +124,7 @@ LEAKS = {
     "key of a dict": lambda: log.info("x", by_url={f"nats://u:{CANARY}@host": 1}),
     "bytes": lambda: log.info("x", payload=f"amqp://u:{CANARY}@host".encode()),
     "object": lambda: log.info("x", target=Target()),
-    "object that has no repr": lambda: log.info("x", target=Broken()),
+    "object with a failing repr": lambda: log.info("x", target=Broken()),
     "very deep": lambda: log.info("x", deep=[[[[[[[[[[{"password": CANARY}]]]]]]]]]]),
     "header": lambda: log.info("x", headers=[("Authorization", f"Bearer {CANARY}")]),
     "header text": lambda: log.info(f"sent Authorization: Bearer {CANARY}, Basic {CANARY}"),
@@ -157,7 +157,7 @@ def run_thread_raising(error):
 
 @pytest.mark.parametrize("shape", ["json", "console"])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_no_secret_reaches_the_log_from_a(leak, shape, written):
+def test_secret_is_redacted_from_log_record(leak, shape, written):
     logs.configure(shape, "debug")
     LEAKS[leak]()
     text = written()
@@ -178,15 +178,15 @@ def test_no_secret_reaches_the_log_from_a(leak, shape, written):
         ("rota_accounting_declined_total", "rota_accounting_declined_total"),
     ],
 )
-def test_what_is_no_secret_stays_readable(text, shown):
+def test_text_without_secrets_is_not_changed(text, shown):
     assert redact_text(text) == shown
 
 
-def test_numbers_under_a_token_stay_since_fences_are_counted_but_a_numeric_password_goes():
+def test_numeric_token_is_kept_as_a_fence_but_numeric_password_is_masked():
     assert redact({"fencing_token": 7, "password": 1234}) == {"fencing_token": 7, "password": MASK}
 
 
-def test_names_that_only_sound_near_are_shown():
+def test_names_similar_to_secrets_are_not_secret():
     assert not [name for name in ("key", "idempotency_key", "pass_count", "author", "code") if is_secret(name)]
 
 
@@ -199,7 +199,7 @@ def test_redacting_a_huge_text_takes_linear_time():
     assert time.perf_counter() - began < 2
 
 
-def test_a_log_call_never_fails_its_caller(written, monkeypatch):
+def test_log_call_with_odd_values_or_closed_stderr_does_not_raise(written, monkeypatch):
     logs.configure("json", "info")
     cycle = []
     cycle.append(cycle)
@@ -208,14 +208,14 @@ def test_a_log_call_never_fails_its_caller(written, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    log.info("nobody reads this")
+    log.info("written to a closed stream")
 
 
-def test_warnings_are_events_too(written):
+def test_python_warnings_are_logged_as_events(written):
     logs.configure("json", "info")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        # pytest records warnings itself, so the hook is called as Python would call it.
+        # pytest captures warnings itself, so call the hook directly.
         logging._showwarning("old way", DeprecationWarning, "file.py", 1)
     (event,) = events(written)
     assert "old way" in event["event"]

@@ -1,4 +1,4 @@
-"""What a declared stream, consumer, message or target means, without a server."""
+"""Stream, consumer, message and target specifications, without a server."""
 
 import msgspec
 import pytest
@@ -37,33 +37,33 @@ SYS = StreamSpec(name="SYS", subjects=("sys.job.*", "sys.audit.>"))
         (">", "a", True),
     ],
 )
-def test_a_pattern_takes_the_subjects_that_nats_would_give_it(pattern, subject, expected):
+def test_subject_pattern_matches_as_in_nats(pattern, subject, expected):
     assert subject_matches(pattern, subject) is expected
 
 
 @pytest.mark.parametrize("subject", ["", ".", "a.", ".a", "a..b", "a b", "a\r\nPUB x 0", "a.*", "a.>", "a\x00b"])
-def test_nothing_can_be_published_to_what_is_no_subject(subject):
+def test_invalid_subject_cannot_be_published_to(subject):
     assert subject_fault(subject)
 
 
-def test_a_subject_may_be_as_long_as_the_limit_and_no_longer():
+def test_subject_up_to_the_length_limit_is_accepted():
     assert subject_fault("a" * SUBJECT_MAX) is None
     assert "longer" in subject_fault("é" * SUBJECT_MAX)
 
 
-def test_the_declared_stream_that_takes_a_subject_is_found():
+def test_stream_for_finds_the_declared_stream_of_a_subject():
     assert stream_for("sys.audit.output.x", [SYS]) is SYS
     assert stream_for("sys.job.submit.late", [SYS]) is None
 
 
-def test_a_prefix_is_put_on_and_taken_off():
+def test_prefix_is_added_and_removed():
     assert BLUE.stream("SYS") == "BLUE_SYS"
     assert BLUE.subject("sys.job") == "blue.sys.job"
     assert BLUE.bare_subject("blue.sys.job") == "sys.job"
     assert BLUE.bare_stream("BLUE_SYS") == "SYS"
 
 
-def test_without_a_prefix_names_stay_as_they_are():
+def test_names_without_prefix_are_unchanged():
     assert (BARE.stream("SYS"), BARE.subject("blue.job"), BARE.bare_subject("blue.job")) == (
         "SYS",
         "blue.job",
@@ -71,7 +71,7 @@ def test_without_a_prefix_names_stay_as_they_are():
     )
 
 
-def test_a_stream_is_written_in_the_servers_units():
+def test_stream_config_uses_the_units_of_the_server():
     config = stream_config(
         StreamSpec(name="SYS", subjects=("sys.>",), max_age_s=1.5, dedup_window_s=0.5, max_bytes=9, replicas=3), BLUE
     )
@@ -89,7 +89,7 @@ def test_a_stream_is_written_in_the_servers_units():
     }
 
 
-def test_a_consumer_tells_the_server_its_waits_and_all_its_deliveries():
+def test_consumer_config_has_its_backoff_and_total_deliveries():
     spec = ConsumerSpec(
         stream="SYS", durable="engine", filter="sys.job.*", backoff_s=(1, 5), max_deliver=3, spare_deliveries=4
     )
@@ -101,36 +101,36 @@ def test_a_consumer_tells_the_server_its_waits_and_all_its_deliveries():
     assert [spec.ack_wait_of(delivery) for delivery in (1, 2, 3)] == [1, 5, 5]
 
 
-def test_nats_gives_no_message_up_unless_a_limit_is_declared():
+def test_consumer_without_delivery_limit_is_never_given_up():
     every_five_seconds_for_a_century = 100 * 365 * 86_400 / 5
     config = consumer_config(ConsumerSpec(stream="SYS", durable="engine", max_deliver=2), BLUE)
     assert config["max_deliver"] > every_five_seconds_for_a_century
 
 
-def test_a_stream_that_is_as_declared_needs_no_update():
+def test_stream_that_matches_its_spec_needs_no_update():
     wanted = stream_config(SYS, BARE)
     assert stream_update({**wanted, "compression": "s2"}, wanted) is None
 
 
-def test_an_update_changes_what_is_declared_and_keeps_what_an_operator_set():
+def test_stream_update_changes_declared_fields_and_keeps_operator_settings():
     wanted = stream_config(SYS, BARE)
     assert stream_update({**wanted, "max_age": 1, "compression": "s2"}, wanted) == {**wanted, "compression": "s2"}
 
 
 @pytest.mark.parametrize(("key", "value"), [("retention", "workqueue"), ("storage", "memory")])
-def test_what_a_stream_keeps_for_life_is_refused_with_the_way_out(key, value):
+def test_change_of_an_immutable_stream_field_is_refused_with_a_remedy(key, value):
     wanted = stream_config(SYS, BARE)
     with pytest.raises(SetupFailed, match=f"{value}.*nats stream rm SYS"):
         stream_update({**wanted, key: value}, wanted)
 
 
-def test_ids_remembered_for_longer_than_messages_are_refused():
+def test_dedup_window_longer_than_message_age_is_refused():
     with pytest.raises(InvalidSetting, match="dedup window"):
         StreamSpec(name="SYS", subjects=("sys.>",), max_age_s=60)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "fault"),
     [
         ({"subject": "a.*"}, "wildcards"),
         ({"msg_id": ""}, "message id"),
@@ -141,20 +141,20 @@ def test_ids_remembered_for_longer_than_messages_are_refused():
         ({"data": bytes(1000)}, "accepts 1000"),
     ],
 )
-def test_a_message_that_can_never_be_published_says_why(change, said):
+def test_message_that_cannot_be_published_has_a_fault(change, fault):
     good = BusMessage(subject="a.b", data=b"x", msg_id="1", headers={"traceparent": "00-1-2-01"})
     assert good.fault(1000) is None
-    assert said in msgspec.structs.replace(good, **change).fault(1000)
+    assert fault in msgspec.structs.replace(good, **change).fault(1000)
 
 
-def test_the_size_of_a_message_counts_its_headers():
+def test_message_size_includes_its_headers():
     message = BusMessage(subject="a", data=bytes(100), msg_id="12345", headers={"k": "v"})
     on_the_wire = len(b"NATS/1.0\r\nk: v\r\nNats-Msg-Id: 12345\r\n\r\n") + 100
     assert message.fault(on_the_wire) is None
     assert message.fault(on_the_wire - 1)
 
 
-def test_a_target_shows_where_it_points_and_never_the_credentials():
+def test_nats_target_shows_its_address_and_never_its_credentials():
     from rich.pretty import pretty_repr
 
     target = NatsTarget(url="nats://rota:s3%40ret@a:4222,nats://[::1]:4223", prefix="BLUE")
@@ -171,25 +171,25 @@ def test_a_target_shows_where_it_points_and_never_the_credentials():
     assert (target.credentials.user, target.credentials.password) == ("rota", "s3@ret")
 
 
-def test_a_user_without_a_password_is_a_token():
+def test_user_without_password_is_a_token():
     assert NatsTarget(url="nats://t0ken@host:1").credentials.token == "t0ken"
 
 
 @pytest.mark.parametrize("url", ["", "host:4222", "http://host:1", "nats://", "nats://host:port", "nats://a:1,b"])
-def test_a_url_that_cannot_be_read_is_refused(url):
+def test_malformed_nats_url_is_refused(url):
     with pytest.raises(InvalidSetting, match="NATS URL"):
         NatsTarget(url=url)
 
 
 @pytest.mark.parametrize("url", ["nats://u:s3cret/more@h:1", "nats://u:12/s3cret@h:1", "nats://[s3cret", "s3cret"])
-def test_a_url_that_cannot_be_read_is_not_repeated(url):
+def test_malformed_nats_url_is_not_repeated_in_the_error(url):
     with pytest.raises(InvalidSetting) as refused:
         NatsTarget(url=url)
     assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("prefix", ["blue", "A_B", "1A", "A.B", "A" * 33])
-def test_a_prefix_that_could_be_mistaken_for_another_is_refused(prefix):
+def test_ambiguous_prefix_is_refused(prefix):
     with pytest.raises(InvalidSetting, match="prefix"):
         NatsTarget(url="nats://a:1", prefix=prefix)
 
@@ -202,5 +202,5 @@ def test_a_prefix_that_could_be_mistaken_for_another_is_refused(prefix):
         ("2026-01-31T12:00:00.000000001Z", 1_769_860_800_000_000_001),
     ],
 )
-def test_moments_of_jetstream_are_read_to_the_nanosecond(time, expected):
+def test_jetstream_times_are_parsed_to_the_nanosecond(time, expected):
     assert parse_time_ns(time) == expected

@@ -49,7 +49,7 @@ def test_parse_queries_without_name_or_with_a_name_twice_is_refused(source):
         parse_queries("package", source)
 
 
-def test_query_is_read_once():
+def test_query_is_loaded_once_and_cached():
     found = query("rota.infra.postgres", "migrations_applied")
     assert found.name == "rota.infra.postgres.migrations_applied"
     assert query("rota.infra.postgres", "migrations_applied") is found

@@ -1,4 +1,4 @@
-"""Lua headers, and the Python calls and answers that are held against them. No server is needed here."""
+"""Contracts in the headers of Lua scripts, checked against Python calls and replies. Needs no server."""
 
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -55,12 +55,12 @@ def header(*lines):
     return "\n".join(["-- script: sample", *lines, "return {}"])
 
 
-def words(*lines, **given):
+def encode_call(*lines, **values):
     text = header(*lines, "-- reply absent")
-    return Script(text, "sample.lua", replies=Absent)._arguments.encode(given)
+    return Script(text, "sample.lua", replies=Absent)._arguments.encode(values)
 
 
-def test_the_example_of_the_style_guide_is_read_whole():
+def test_contract_of_the_style_guide_example_is_parsed():
     assert parse_contract(RELEASE, "release.lua") == ScriptContract(
         "release",
         keys=(
@@ -72,7 +72,7 @@ def test_the_example_of_the_style_guide_is_read_whole():
     )
 
 
-def test_redis_runs_the_file_line_by_line_with_its_locals_on_the_first():
+def test_rendered_script_keeps_its_lines_and_declares_locals_on_the_first():
     source = render_lua(parse_contract(RELEASE, "release.lua"), RELEASE).split("\n")
     assert source[0] == "local sub=KEYS[1] local tokens=KEYS[2] local token=ARGV[1]"
     assert source[1:] == RELEASE.split("\n")[1:]
@@ -101,32 +101,32 @@ def test_redis_runs_the_file_line_by_line_with_its_locals_on_the_first():
         (["-- arg n int"], 1, "declares no reply"),
     ],
 )
-def test_a_wrong_header_is_refused_with_file_and_line(lines, at, complaint):
+def test_wrong_header_is_refused_with_file_and_line(lines, at, complaint):
     with pytest.raises(SyntaxError, match=complaint) as refused:
         parse_contract(header(*lines), "rota/accounting/sample.lua")
     assert (refused.value.filename, refused.value.lineno) == ("rota/accounting/sample.lua", at)
 
 
 @pytest.mark.parametrize("first", ["local n = 1", "--script: sample", "-- script: ", "-- script: Two Words", ""])
-def test_a_file_that_does_not_begin_with_its_name_is_refused(first):
+def test_script_without_its_name_on_the_first_line_is_refused(first):
     with pytest.raises(SyntaxError, match="the first line must be") as refused:
         parse_contract(first + "\n-- reply done\n", "sample.lua")
     assert refused.value.lineno == 1
 
 
-def test_the_header_ends_at_the_first_line_that_is_no_comment():
+def test_header_ends_at_the_first_line_without_a_comment():
     text = header("-- reply done", "", "-- key to success: this is prose")
     assert parse_contract(text, "sample.lua").keys == ()
 
 
-def test_keys_come_before_arguments_and_lists_at_their_ends():
+def test_keys_are_sent_before_arguments_and_lists_at_their_ends():
     lines = ("-- arg names* str", "-- key first string a", "-- key rest* string b")
-    assert words(*lines, rest=["k2", b"k3"], first="k1", names=("n1", "n2")) == [3, "k1", "k2", b"k3", "n1", "n2"]
+    assert encode_call(*lines, rest=["k2", b"k3"], first="k1", names=("n1", "n2")) == [3, "k1", "k2", b"k3", "n1", "n2"]
 
 
-def test_each_type_is_sent_as_its_header_says():
+def test_each_type_is_encoded_as_declared():
     lines = ("-- arg i int", "-- arg f float", "-- arg b bool", "-- arg s str", "-- arg y bytes", "-- arg p packed")
-    sent = words(*lines, i=Size.BIG, f=2, b=True, s=Fruit.APPLE, y=b"\xff", p={"rows": [[1, "a"]]})
+    sent = encode_call(*lines, i=Size.BIG, f=2, b=True, s=Fruit.APPLE, y=b"\xff", p={"rows": [[1, "a"]]})
     assert sent == [0, 7, 2.0, b"1", "apple", b"\xff", msgspec.msgpack.encode({"rows": [[1, "a"]]})]
     assert type(sent[1]) is int  # redis-py would send the repr of an IntEnum
 
@@ -151,21 +151,21 @@ def test_each_type_is_sent_as_its_header_says():
         ("-- key n* string a", "one"),
     ],
 )
-def test_a_value_of_another_type_is_refused_before_anything_is_sent(line, value):
+def test_value_of_the_wrong_type_is_refused_before_sending(line, value):
     with pytest.raises(TypeError, match="script sample: n must be"):
-        words(line, n=value)
+        encode_call(line, n=value)
 
 
-def test_a_refused_value_is_not_repeated_in_the_error():
+def test_refused_value_is_not_repeated_in_the_error():
     with pytest.raises(TypeError) as refused:
-        words("-- arg password bytes", password="hunter2")
+        encode_call("-- arg password bytes", password="hunter2")
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("given", [{}, {"n": 1, "m": 2}, {"m": 1}])
-def test_a_call_with_missing_or_unknown_names_is_refused(given):
+def test_call_with_missing_or_unknown_names_is_refused(given):
     with pytest.raises(TypeError, match=r"script sample takes \['n'\]: missing \[.*\], unknown \["):
-        words("-- arg n int", **given)
+        encode_call("-- arg n int", **given)
 
 
 class Mutable(msgspec.Struct):
@@ -187,31 +187,31 @@ class Everything(msgspec.Struct, frozen=True):
 EVERYTHING = "-- reply everything i:int f:float b:bool s:str y:bytes p:packed fruit:str size:int names:str*"
 
 
-def read(line, replies, answer):
-    return Script(header(line), "sample.lua", replies=replies)._replies.decode(answer)
+def decode_reply(line, replies, reply):
+    return Script(header(line), "sample.lua", replies=replies)._replies.decode(reply)
 
 
-def test_an_answer_becomes_the_struct_of_its_tag():
+def test_reply_becomes_the_struct_of_its_tag():
     line = "-- reply released seq:int | absent"
-    assert read(line, Released | Absent, [b"released", 4]) == Released(4)
-    assert read(line, Released | Absent, [b"absent"]) == Absent()
+    assert decode_reply(line, Released | Absent, [b"released", 4]) == Released(4)
+    assert decode_reply(line, Released | Absent, [b"absent"]) == Absent()
 
 
-def test_every_type_of_a_reply_is_decoded():
+def test_every_reply_type_is_decoded():
     packed = msgspec.msgpack.encode({"a": [1, 2]})
-    answer = [b"everything", 1, b"0.25", 1, "é".encode(), b"\xff", packed, b"apple", 7, [b"x", b"y"]]
-    assert read(EVERYTHING, Everything, answer) == Everything(
+    reply = [b"everything", 1, b"0.25", 1, "é".encode(), b"\xff", packed, b"apple", 7, [b"x", b"y"]]
+    assert decode_reply(EVERYTHING, Everything, reply) == Everything(
         1, 0.25, True, "é", b"\xff", {"a": (1, 2)}, Fruit.APPLE, Size.BIG, ("x", "y")
     )
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [None, b"released", [], [b"other"], [b"released"], [b"released", b"4"], [b"released", 4, 5], [b"absent", 1]],
 )
-def test_an_answer_that_is_not_in_the_header_is_a_mistake_of_the_script(answer):
+def test_reply_outside_the_contract_fails_an_assertion(reply):
     with pytest.raises(AssertionError, match="script sample answered"):
-        read("-- reply released seq:int | absent", Released | Absent, answer)
+        decode_reply("-- reply released seq:int | absent", Released | Absent, reply)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ def test_an_answer_that_is_not_in_the_header_is_a_mistake_of_the_script(answer):
         ("-- reply int", int, "frozen"),
     ],
 )
-def test_structs_that_drift_from_the_header_are_refused_at_import(line, replies, complaint):
+def test_reply_structs_that_differ_from_the_header_are_refused_at_import(line, replies, complaint):
     with pytest.raises(TypeError, match=complaint):
         Script(header(line), "sample.lua", replies=replies)
 
 
-def test_every_script_of_rota_has_a_header_and_uses_declared_keys():
+def test_every_script_has_a_header_and_uses_declared_keys():
     files = sorted(Path(rota.__file__).parent.rglob("*.lua"))
     scripts = [file for file in files if file.read_text().startswith("-- script:")]
     used = set()
@@ -243,10 +243,10 @@ def test_every_script_of_rota_has_a_header_and_uses_declared_keys():
         undeclared = [pattern for pattern in patterns if pattern not in PATTERNS]
         assert not undeclared, f"{file}: declare {undeclared} in infra/redis/keys.py"
         used |= {file.with_name(f"{name}.lua") for name in found.uses}
-    assert used == set(files) - set(scripts), "a file without a header is used by a script beside it"
+    assert used == set(files) - set(scripts), "every Lua file without a header is used by a script in its folder"
 
 
-def test_what_a_script_uses_runs_before_it_and_moves_no_line():
+def test_library_of_a_script_runs_before_it_and_keeps_line_numbers():
     library = "-- Why it is there.\nlocal function twice(x)\n  -- Of the script: wanted.\n  return x * wanted\nend\n"
     text = "-- script: sample\n-- use doubling\n-- arg wanted int\n-- reply done n:int\n\nreturn {'done', twice(2)}\n"
     sample = Script(text, "sample.lua", replies=Done, library={"doubling": library}.__getitem__)

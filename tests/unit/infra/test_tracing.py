@@ -1,4 +1,4 @@
-"""Spans and the trace that is carried from process to process."""
+"""Spans, and trace context propagated between processes."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def tracer(monkeypatch):
     return recording(monkeypatch)
 
 
-def test_without_an_sdk_a_span_does_nothing_and_carries_nothing():
+def test_span_without_an_sdk_is_a_no_op():
     assert not tracing.is_enabled()
     with tracing.span("dispatch", topic="render") as span:
         assert not span.is_recording()
@@ -26,7 +26,7 @@ def test_without_an_sdk_a_span_does_nothing_and_carries_nothing():
         assert tracing.traceparent(span) == ""
 
 
-def test_a_span_in_another_process_continues_the_trace_of_its_headers(tracer):
+def test_span_in_another_process_continues_the_trace_of_its_headers(tracer):
     with tracing.span("submit"):
         headers = tracing.inject()
     with tracing.span("run", tracing.extract(headers)):
@@ -37,7 +37,7 @@ def test_a_span_in_another_process_continues_the_trace_of_its_headers(tracer):
     assert run.parent.is_remote
 
 
-def test_spans_nest_and_the_outer_one_is_current_again_afterwards(tracer):
+def test_spans_nest_and_restore_the_outer_span(tracer):
     with tracing.span("outer") as outer:
         with tracing.span("inner"):
             pass
@@ -47,13 +47,13 @@ def test_spans_nest_and_the_outer_one_is_current_again_afterwards(tracer):
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"traceparent": "nonsense"}, {"traceparent": "00-0-0-00"}])
-def test_missing_or_malformed_headers_begin_a_new_trace(tracer, headers):
+def test_missing_or_malformed_headers_start_a_new_trace(tracer, headers):
     with tracing.span("run", tracing.extract(headers)):
         pass
     assert not tracer.spans[0].parent.is_valid
 
 
-def test_an_error_marks_the_span_and_goes_on(tracer):
+def test_exception_sets_the_span_status_and_propagates(tracer):
     with pytest.raises(ValueError, match="redis"), tracing.span("book"):
         raise ValueError(f"lost redis://:{SECRET}@host")
     status, description = tracer.spans[0].status
@@ -61,7 +61,7 @@ def test_an_error_marks_the_span_and_goes_on(tracer):
     assert description == "ValueError: lost redis://:***@host"
 
 
-def test_attributes_are_plain_values_without_secrets(tracer):
+def test_span_attributes_are_plain_values_without_secrets(tracer):
     with tracing.span("book", topic="render", frames=3, token=SECRET, target={"url": f"nats://{SECRET}@host"}):
         pass
     attributes = tracer.spans[0].attributes
@@ -71,7 +71,7 @@ def test_attributes_are_plain_values_without_secrets(tracer):
     assert all(isinstance(value, str | int) for value in attributes.values())
 
 
-def test_importing_the_hooks_does_not_import_opentelemetry():
+def test_importing_tracing_does_not_import_opentelemetry():
     script = (
         "import sys; from rota.infra.telemetry import tracing; tracing.inject(); print('opentelemetry' in sys.modules)"
     )
@@ -79,7 +79,7 @@ def test_importing_the_hooks_does_not_import_opentelemetry():
     assert shown.stdout.strip() == "False"
 
 
-def test_a_span_that_is_nobodys_current_one_is_continued_by_its_traceparent(tracer):
+def test_detached_span_is_continued_by_its_traceparent(tracer):
     one = tracing.start_span("dispatch", since_ns=5, token=SECRET)
     assert not trace.get_current_span().get_span_context().is_valid
     other = tracing.start_span("run", tracing.traceparent(one), frames=3)
@@ -93,19 +93,19 @@ def test_a_span_that_is_nobodys_current_one_is_continued_by_its_traceparent(trac
     assert SECRET not in str(one.attributes)
 
 
-def test_what_a_sampler_leaves_out_is_not_continued(tracer):
+def test_unsampled_span_is_not_continued(tracer):
     tracer.sampled = False
     assert tracing.traceparent(tracing.start_span("submit")) == ""
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-00"])
-def test_a_malformed_traceparent_begins_a_new_trace(tracer, parent):
+def test_malformed_traceparent_starts_a_new_trace(tracer, parent):
     tracing.start_span("run", parent)
     assert not tracer.spans[0].parent.is_valid
 
 
 @pytest.mark.parametrize("provider", ["ProxyTracerProvider", "NoOpTracerProvider", None])
-def test_tracing_is_on_once_somebody_has_set_a_provider_up(monkeypatch, provider):
+def test_tracing_is_enabled_once_a_real_provider_is_set(monkeypatch, provider):
     found = getattr(trace, provider)() if provider else object()
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: found)
     assert tracing.is_enabled() is (provider is None)

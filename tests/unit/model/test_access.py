@@ -1,4 +1,4 @@
-"""Who may do what: every role in every kind of show, and what is told to those who may not."""
+"""Permissions: every role in every kind of show, and the errors of refused callers."""
 
 from itertools import product
 from uuid import UUID
@@ -28,7 +28,7 @@ from rota.model.errors import Forbidden, InvalidInput
 from rota.model.jobs.submission import Submission
 
 FILM, SHORT = (ShowRef(UUID(int=number), name) for number, name in ((1, "film"), (2, "short")))
-EVERY = None
+EVERY_SHOW = None
 
 
 def actor(*grants):
@@ -41,42 +41,42 @@ def test_roles_are_ordered_from_viewer_to_admin():
 
 
 @pytest.mark.parametrize(("has", "needs"), list(product(Role, Role)))
-def test_a_role_in_a_show_may_what_it_and_those_below_may_there_and_nothing_elsewhere(has, needs):
-    one, all_ = actor((has, FILM)), actor((has, EVERY))
+def test_role_in_a_show_includes_lower_roles_there_and_nothing_elsewhere(has, needs):
+    one, all_ = actor((has, FILM)), actor((has, EVERY_SHOW))
     enough = list(Role).index(has) >= list(Role).index(needs)
-    for place in ("film", FILM.id):
-        assert one.has_role(needs, place) is enough
-    for place in ("short", SHORT.id, "Film", "", str(FILM.id), None):
-        assert not one.has_role(needs, place)
-    for place in ("film", SHORT.id, None):
-        assert all_.has_role(needs, place) is enough
+    for show in ("film", FILM.id):
+        assert one.has_role(needs, show) is enough
+    for show in ("short", SHORT.id, "Film", "", str(FILM.id), None):
+        assert not one.has_role(needs, show)
+    for show in ("film", SHORT.id, None):
+        assert all_.has_role(needs, show) is enough
     assert one.has_role_in_any_show(needs) is all_.has_role_in_any_show(needs) is enough
 
 
-def test_the_higher_of_two_grants_counts():
-    both = actor((Role.VIEWER, EVERY), (Role.OPERATOR, FILM))
+def test_higher_of_two_grants_applies():
+    both = actor((Role.VIEWER, EVERY_SHOW), (Role.OPERATOR, FILM))
     assert (both.role("film"), both.role("short"), both.role()) == (Role.OPERATOR, Role.VIEWER, Role.VIEWER)
 
 
-def test_a_key_without_grants_may_nothing():
-    nobody = actor()
+def test_key_without_grants_has_no_role():
+    ungranted = actor()
     assert not [
         role
         for role in Role
-        if nobody.has_role(role) or nobody.has_role(role, "film") or nobody.has_role_in_any_show(role)
+        if ungranted.has_role(role) or ungranted.has_role(role, "film") or ungranted.has_role_in_any_show(role)
     ]
-    assert nobody.shows_with_role(Role.VIEWER) == frozenset()
+    assert ungranted.shows_with_role(Role.VIEWER) == frozenset()
 
 
-def test_lists_are_limited_to_the_shows_a_key_sees():
+def test_listings_are_limited_to_the_visible_shows():
     both = actor((Role.VIEWER, SHORT), (Role.OPERATOR, FILM))
     assert both.shows_with_role(Role.VIEWER) == {FILM.id, SHORT.id}
     assert both.shows_with_role(Role.OPERATOR) == {FILM.id}
     assert both.shows_with_role(Role.ADMIN) == frozenset()
-    assert actor((Role.OPERATOR, EVERY)).shows_with_role(Role.VIEWER) is None
+    assert actor((Role.OPERATOR, EVERY_SHOW)).shows_with_role(Role.VIEWER) is None
 
 
-def test_who_may_not_is_told_what_they_have_and_what_it_needs():
+def test_forbidden_error_names_the_current_and_the_required_role():
     with pytest.raises(Forbidden) as refused:
         require_role(actor((Role.VIEWER, FILM)), Role.OPERATOR, "film")
     assert refused.value.sentence == (
@@ -93,7 +93,7 @@ def test_who_may_not_is_told_what_they_have_and_what_it_needs():
     require_role_in_any_show(actor((Role.VIEWER, FILM)), Role.VIEWER)
 
 
-def test_a_show_that_is_not_there_is_refused_like_a_foreign_one():
+def test_unknown_show_is_refused_like_a_show_of_another_tenant():
     sentences = []
     for name in ("short", "nowhere"):
         with pytest.raises(Forbidden) as refused:
@@ -103,38 +103,38 @@ def test_a_show_that_is_not_there_is_refused_like_a_foreign_one():
 
 
 @pytest.mark.parametrize("priority", [9, "CRITICAL", "critical", 10])
-def test_priority_critical_is_for_operators(priority):
-    wanted = Submission(show="film", layers=(), priority=priority)
-    require_submit_role(actor((Role.OPERATOR, FILM)), wanted)
+def test_critical_priority_requires_operator(priority):
+    submission = Submission(show="film", layers=(), priority=priority)
+    require_submit_role(actor((Role.OPERATOR, FILM)), submission)
     with pytest.raises(Forbidden, match="this requires operator"):
-        require_submit_role(actor((Role.SUBMITTER, FILM)), wanted)
+        require_submit_role(actor((Role.SUBMITTER, FILM)), submission)
     with pytest.raises(Forbidden):
-        require_submit_role(actor((Role.OPERATOR, SHORT)), wanted)
+        require_submit_role(actor((Role.OPERATOR, SHORT)), submission)
 
 
 @pytest.mark.parametrize("priority", [1, 8, "BATCH", "interactive", "no such word", 0])
-def test_any_other_priority_is_for_submitters(priority):
-    wanted = Submission(show="film", layers=(), priority=priority)
+def test_other_priorities_require_submitter(priority):
+    submission = Submission(show="film", layers=(), priority=priority)
     assert role_required_to_submit(priority) is Role.SUBMITTER
-    require_submit_role(actor((Role.SUBMITTER, FILM)), wanted)
+    require_submit_role(actor((Role.SUBMITTER, FILM)), submission)
     with pytest.raises(Forbidden, match="this requires submitter"):
-        require_submit_role(actor((Role.VIEWER, FILM)), wanted)
+        require_submit_role(actor((Role.VIEWER, FILM)), submission)
 
 
-def test_nobody_hands_out_more_than_they_have():
+def test_grants_of_a_new_key_require_admin_in_every_named_show():
     admin = actor((Role.ADMIN, FILM), (Role.OPERATOR, SHORT))
     require_grant_role(admin, ["film"])
     for shows in ([None], ["short"], ["film", "short"], ["film", None]):
         with pytest.raises(Forbidden):
             require_grant_role(admin, shows)
-    require_grant_role(actor((Role.ADMIN, EVERY)), ["film", "short", None])
+    require_grant_role(actor((Role.ADMIN, EVERY_SHOW)), ["film", "short", None])
 
 
-def test_the_audit_trail_names_key_and_id():
+def test_audited_actor_has_key_name_and_id():
     assert actor().audited == "key:ci:0123456789"
 
 
-def test_a_grant_reads_and_travels_by_its_words():
+def test_grant_has_text_and_json_forms():
     grant = Grant(Role.VIEWER, FILM)
     assert (str(grant), str(Grant(Role.ADMIN))) == ("viewer in film", "admin in every show")
     assert msgspec.json.decode(msgspec.json.encode(grant), type=Grant) == grant
@@ -150,7 +150,7 @@ def test_a_grant_reads_and_travels_by_its_words():
         ("", "'' is not a known role: use viewer, submitter, operator or admin."),
     ],
 )
-def test_an_unknown_role_is_told_with_the_nearest_one(text, sentence):
+def test_unknown_role_is_refused_with_the_nearest_one(text, sentence):
     with pytest.raises(InvalidInput) as refused:
         parse_role(text)
     assert refused.value.sentence == sentence
@@ -158,7 +158,7 @@ def test_an_unknown_role_is_told_with_the_nearest_one(text, sentence):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "-x", "naïve", "a\n", "rota_0123456789_abc"])
-def test_a_name_that_is_none_is_refused_in_a_sentence(name):
+def test_invalid_key_name_is_refused_in_one_line(name):
     with pytest.raises(InvalidInput) as refused:
         validate_key_name(name)
     assert refused.value.sentence.count("\n") == 0
@@ -166,13 +166,13 @@ def test_a_name_that_is_none_is_refused_in_a_sentence(name):
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 0.5, 1e12, float("inf"), float("nan")])
-def test_a_life_that_is_none_is_refused(seconds):
+def test_invalid_expiry_is_refused(seconds):
     with pytest.raises(InvalidInput, match="use 1s to 3650d"):
         validate_expiry(seconds)
     assert (validate_expiry(None), validate_expiry(1.0)) == (None, 1.0)
 
 
-def test_a_key_needs_grants_and_each_show_once():
+def test_key_needs_grants_with_each_show_once():
     for wrong in ([], [GrantSpec(Role.VIEWER, f"s{n}") for n in range(GRANTS_MAX + 1)]):
         with pytest.raises(InvalidInput, match=f"must have 1 to {GRANTS_MAX} grants"):
             validate_grants(wrong)

@@ -1,4 +1,4 @@
-"""When an agent runs again, and which failure is of which kind."""
+"""When an agent runs next, and how failures are classified."""
 
 import asyncio
 import errno
@@ -37,24 +37,24 @@ def after(outcome=AgentOutcome.SUCCEEDED, *, spec=SPEC, acquired=1_000, now=2_00
     return plan_next_run(spec, ended, more.pop("backoff", OFF), more.pop("ratio", 0.0), more.pop("chance", 0.5))
 
 
-def test_after_a_success_it_is_due_an_interval_after_it_was_acquired():
+def test_success_schedules_the_next_run_one_interval_after_acquisition():
     assert after() == NextRun(61_000, 61_000, 0)
 
 
-def test_an_overrun_is_due_at_once_and_missed_slots_become_one():
+def test_overrun_is_due_at_once_and_missed_slots_are_merged():
     assert after(now=500_000).due_ms == 500_000
 
 
-def test_a_success_clears_the_streak():
+def test_success_resets_the_failure_streak():
     assert after(streak=7).streak == 0
 
 
-def test_without_backoff_every_failure_waits_the_error_interval():
+def test_failure_without_backoff_waits_for_the_error_interval():
     for failure in FailureClass:
         assert after(AgentOutcome.FAILED, failure=failure, streak=3) == NextRun(7_000, 900, 4)
 
 
-def test_without_an_error_interval_the_interval_is_one():
+def test_error_interval_defaults_to_the_interval():
     spec = AgentSpec(name="beat", schedule=IntervalSchedule(60_000))
     assert after(AgentOutcome.FAILED, spec=spec).due_ms == 62_000
 
@@ -77,11 +77,11 @@ def test_without_an_error_interval_the_interval_is_one():
         (FailureClass.UNKNOWN, 0, 5_000),
     ],
 )
-def test_the_kind_of_a_failure_decides_the_delay(failure, streak, delay_ms):
+def test_failure_class_decides_the_delay(failure, streak, delay_ms):
     assert after(AgentOutcome.FAILED, failure=failure, streak=streak, backoff=ON).due_ms == 2_000 + delay_ms
 
 
-def test_jitter_varies_delays_up_and_down_and_leaves_none_alone():
+def test_jitter_varies_error_delays_in_both_directions_and_no_others():
     assert after(AgentOutcome.FAILED, ratio=0.1, chance=0.0).due_ms == 2_000 + 4_500
     assert after(AgentOutcome.FAILED, ratio=0.1, chance=0.999).due_ms == pytest.approx(2_000 + 5_500, abs=2)
     retried = after(AgentOutcome.FAILED, failure=FailureClass.TRANSIENT, backoff=ON, ratio=0.1, chance=0.9)
@@ -89,29 +89,29 @@ def test_jitter_varies_delays_up_and_down_and_leaves_none_alone():
     assert after(ratio=0.1, chance=0.9).due_ms == 61_000
 
 
-def test_what_was_stopped_from_outside_is_due_at_once_with_its_slot_and_streak():
+def test_cancelled_run_is_due_at_once_and_keeps_its_slot_and_streak():
     assert after(AgentOutcome.CANCELLED, streak=3) == NextRun(2_000, 900, 3)
 
 
-def test_once_is_once_but_a_failure_is_tried_again():
+def test_one_time_agent_runs_once_and_retries_after_a_failure():
     once = AgentSpec(name="boot", schedule=OneTimeSchedule(900), error_interval_ms=5_000)
     assert after(spec=once).due_ms is None
     assert after(AgentOutcome.FAILED, spec=once).due_ms == 7_000
     assert after(AgentOutcome.FAILED, spec=AgentSpec(name="boot", schedule=OneTimeSchedule(900))).due_ms is None
 
 
-def test_a_new_agent_begins_at_once_spread_if_it_may():
+def test_new_agent_starts_at_once_plus_its_spread():
     assert plan_first_run(SPEC, 5_000) == NextRun(5_000, 5_000)
     assert plan_first_run(SPEC, 5_000, 700).due_ms == 5_700
     assert plan_first_run(AgentSpec(name="boot", schedule=OneTimeSchedule(9_000)), 5_000, 700).due_ms == 9_000
 
 
-def test_only_who_skips_misses_a_slot():
-    skips = AgentSpec(name="beat", schedule=IntervalSchedule(1), catch_up="skip")
-    assert is_missed(skips, 0, 60_001)
-    assert not is_missed(skips, 0, 60_000)
+def test_slot_is_missed_only_with_catch_up_skip():
+    skipping = AgentSpec(name="beat", schedule=IntervalSchedule(1), catch_up="skip")
+    assert is_missed(skipping, 0, 60_001)
+    assert not is_missed(skipping, 0, 60_000)
     assert not is_missed(SPEC, 0, 10**9)
-    assert not is_missed(skips, None, 10**9)
+    assert not is_missed(skipping, None, 10**9)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_only_who_skips_misses_a_slot():
         ({"timeout_ms": -1}, "timeout of agent"),
     ],
 )
-def test_what_cannot_be_an_agent_is_refused_with_a_sentence(wrong, complaint):
+def test_invalid_agent_is_refused_with_a_reason(wrong, complaint):
     with pytest.raises(InvalidInput, match=complaint):
         validate_agent(AgentSpec(**{"name": "beat", "schedule": IntervalSchedule(1000), **wrong}))
 
@@ -153,17 +153,17 @@ class Grpc(grpc.RpcError):
         return self._status
 
 
-class OfNoWords(Exception):
+class UnprintableError(Exception):
     def __str__(self):
         raise ValueError("cannot be shown")
 
 
-def of_httpx(status):
+def httpx_error(status):
     request = httpx.Request("GET", "http://x")
     return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
 
 
-def of_requests(status):
+def requests_error(status):
     response = requests.Response()
     response.status_code = status
     return requests.HTTPError("no", response=response)
@@ -177,14 +177,14 @@ def caused(error, cause):
 @pytest.mark.parametrize(
     ("error", "failure"),
     [
-        (of_httpx(403), FailureClass.PERMANENT_FORBIDDEN),
-        (of_httpx(429), FailureClass.THROTTLED),
-        (of_httpx(503), FailureClass.SERVER_ERROR),
-        (of_httpx(404), FailureClass.UNKNOWN),
+        (httpx_error(403), FailureClass.PERMANENT_FORBIDDEN),
+        (httpx_error(429), FailureClass.THROTTLED),
+        (httpx_error(503), FailureClass.SERVER_ERROR),
+        (httpx_error(404), FailureClass.UNKNOWN),
         (httpx.ConnectError("no"), FailureClass.TRANSIENT),
         (httpx.ReadTimeout("no"), FailureClass.TRANSIENT),
-        (of_requests(403), FailureClass.PERMANENT_FORBIDDEN),
-        (of_requests(500), FailureClass.SERVER_ERROR),
+        (requests_error(403), FailureClass.PERMANENT_FORBIDDEN),
+        (requests_error(500), FailureClass.SERVER_ERROR),
         (requests.ConnectionError("no"), FailureClass.TRANSIENT),
         (Aiohttp(429), FailureClass.THROTTLED),
         (Aiohttp(599), FailureClass.SERVER_ERROR),
@@ -209,31 +209,31 @@ def caused(error, cause):
         (RuntimeError("AccessDenied: no"), FailureClass.PERMANENT_FORBIDDEN),
         (ValueError("no luck"), FailureClass.UNKNOWN),
         (json.JSONDecodeError("no", "", 0), FailureClass.UNKNOWN),
-        (OfNoWords(), FailureClass.UNKNOWN),
+        (UnprintableError(), FailureClass.UNKNOWN),
     ],
 )
-def test_a_failure_is_known_by_what_it_carries(error, failure):
+def test_failure_is_classified_by_its_contents(error, failure):
     assert classify(error) is failure
 
 
-def test_the_chain_of_causes_is_walked():
-    """Spinnaker: only the top exception was looked at, so a wrapped 403 was retried every interval."""
-    assert classify(caused(RuntimeError("sync failed"), of_httpx(403))) is FailureClass.PERMANENT_FORBIDDEN
-    deep = caused(RuntimeError("a"), caused(RuntimeError("b"), of_requests(429)))
+def test_classification_walks_the_chain_of_causes():
+    """Spinnaker looked only at the top exception, so a wrapped 403 was retried every interval."""
+    assert classify(caused(RuntimeError("sync failed"), httpx_error(403))) is FailureClass.PERMANENT_FORBIDDEN
+    deep = caused(RuntimeError("a"), caused(RuntimeError("b"), requests_error(429)))
     assert classify(deep) is FailureClass.THROTTLED
-    group = ExceptionGroup("several", [ValueError("no"), of_httpx(502)])
+    group = ExceptionGroup("several", [ValueError("no"), httpx_error(502)])
     assert classify(group) is FailureClass.SERVER_ERROR
 
 
-def test_a_context_counts_unless_it_was_suppressed():
+def test_exception_context_is_classified_unless_suppressed():
     def raised(suppress):
         try:
             try:
-                raise of_httpx(403)
+                raise httpx_error(403)
             except httpx.HTTPStatusError:
                 if suppress:
                     raise RuntimeError("no") from None
-                raise RuntimeError("no")  # noqa: B904 - the context is what is looked at
+                raise RuntimeError("no")  # noqa: B904 - the test needs the implicit context
         except RuntimeError as error:
             return error
 
@@ -241,18 +241,18 @@ def test_a_context_counts_unless_it_was_suppressed():
     assert classify(raised(suppress=True)) is FailureClass.UNKNOWN
 
 
-def test_a_chain_that_bites_its_tail_ends():
+def test_cyclic_exception_chain_is_classified_as_unknown():
     one, two = RuntimeError("one"), RuntimeError("two")
     one.__cause__, two.__cause__ = two, one
     assert classify(one) is FailureClass.UNKNOWN
 
 
-def test_the_users_hook_comes_first_and_cannot_break_anything():
+def test_user_classifier_takes_precedence_and_its_errors_are_ignored():
     assert classify(ValueError(), lambda _error: "THROTTLED") is FailureClass.THROTTLED
-    assert classify(of_httpx(403), lambda _error: None) is FailureClass.PERMANENT_FORBIDDEN
-    assert classify(of_httpx(403), lambda _error: "NONSENSE") is FailureClass.PERMANENT_FORBIDDEN
-    assert classify(of_httpx(403), lambda _error: 1 / 0) is FailureClass.PERMANENT_FORBIDDEN
+    assert classify(httpx_error(403), lambda _error: None) is FailureClass.PERMANENT_FORBIDDEN
+    assert classify(httpx_error(403), lambda _error: "NONSENSE") is FailureClass.PERMANENT_FORBIDDEN
+    assert classify(httpx_error(403), lambda _error: 1 / 0) is FailureClass.PERMANENT_FORBIDDEN
 
 
-def test_a_cancellation_that_came_out_of_a_body_is_no_kind_of_its_own():
+def test_cancellation_raised_by_an_agent_is_classified_as_unknown():
     assert classify(asyncio.CancelledError()) is FailureClass.UNKNOWN

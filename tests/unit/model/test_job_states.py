@@ -1,4 +1,4 @@
-"""Every edge of jobs and frames, and every pair of states that is none: the tables are written out here once more."""
+"""Every transition of jobs and frames, allowed or not: the tables are repeated here on purpose."""
 
 from itertools import combinations_with_replacement, permutations
 
@@ -15,7 +15,7 @@ from rota.model.job_states import (
     worst_state,
 )
 
-# docs/adr/0015-the-lifecycle.md says why.
+# docs/adr/0015-the-lifecycle.md gives the reasons.
 JOBS = {
     "PENDING": "SCHEDULED APPROVAL_REQUIRED DENIED FAILED TIMEOUT CANCELLED",
     "APPROVAL_REQUIRED": "PENDING DENIED FAILED TIMEOUT CANCELLED",
@@ -44,7 +44,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("state", list(JobState))
 @pytest.mark.parametrize("then", list(JobState))
-def test_a_job_takes_the_declared_edges_and_no_other(state, then):
+def test_job_allows_exactly_the_declared_transitions(state, then):
     allowed = then.value in JOBS[state.value].split()
     assert can_transition(state, then) is allowed
     if allowed:
@@ -55,21 +55,21 @@ def test_a_job_takes_the_declared_edges_and_no_other(state, then):
 
 
 @pytest.mark.parametrize("state", list(FrameState))
-def test_a_frame_has_the_declared_edges_and_no_other(state):
+def test_frame_allows_exactly_the_declared_transitions(state):
     assert FRAME_TRANSITIONS[state] == {FrameState(then) for then in FRAMES[state.value].split()}
 
 
-def test_every_state_is_in_the_tables_above():
+def test_tables_cover_every_state():
     assert set(JOBS) == {state.value for state in JobState}
     assert set(FRAMES) == {state.value for state in FrameState}
 
 
-def test_every_live_job_can_be_cancelled_and_no_ended_one():
+def test_exactly_the_live_jobs_can_be_cancelled():
     cancellable = {state for state in JobState if can_transition(state, JobState.CANCELLED)}
     assert cancellable == {state for state in JobState if not state.terminal}
 
 
-def test_only_the_two_edges_of_quarantine_leave_a_terminal_state():
+def test_only_quarantine_transitions_leave_a_terminal_state():
     leaving = {(state, then) for state in TERMINAL_STATES for then in JobState if can_transition(state, then)}
     assert leaving == {
         (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED),
@@ -77,7 +77,7 @@ def test_only_the_two_edges_of_quarantine_leave_a_terminal_state():
     }
 
 
-def test_every_state_can_be_reached_and_every_live_one_can_end():
+def test_every_state_is_reachable_and_every_live_state_can_end():
     reached, seen = {JobState.PENDING}, set()
     while reached - seen:
         state = (reached - seen).pop()
@@ -87,7 +87,7 @@ def test_every_state_can_be_reached_and_every_live_one_can_end():
     assert all(any(can_transition(state, end) for end in TERMINAL_STATES) for state in JobState if not state.terminal)
 
 
-def test_a_job_takes_the_worst_end_of_its_frames_in_any_order():
+def test_job_takes_the_worst_terminal_state_of_its_frames():
     order = ["SUCCEEDED", "OUTPUT_QUARANTINED", "FAILED", "TIMEOUT", "CANCELLED", "DENIED"]
     for number in range(1, 4):
         for ends in combinations_with_replacement(order, number):
@@ -95,5 +95,5 @@ def test_a_job_takes_the_worst_end_of_its_frames_in_any_order():
                 assert worst_state(map(JobState, given)) == max(ends, key=order.index)
 
 
-def test_terminal_states_of_jobs_and_frames_are_the_same():
+def test_terminal_states_of_jobs_and_frames_are_equal():
     assert {state.value for state in FrameState if state.terminal} == {state.value for state in TERMINAL_STATES}

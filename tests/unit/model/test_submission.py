@@ -1,4 +1,4 @@
-"""A submission is checked before anything is written: what is refused, and with which word about it."""
+"""Validation of submissions before anything is written: what is refused, and with which message."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def job(*layers, **more):
     return Submission(show="film", layers=layers or (LAYER,), **more)
 
 
-def checked(submission, **more):
+def validated(submission, **more):
     return validate_submission(decode_submission(encode_submission(submission)), **more)
 
 
@@ -46,9 +46,9 @@ def nested(depth):
 REFUSED = {
     "no layer": (Submission(show="film", layers=()), "at least one layer"),
     "too many layers": (job(*(LayerSpec(task=f"t{n}") for n in range(LAYERS_MAX + 1))), "101 layers"),
-    "two layers of one name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "have the name 'a'"),
+    "duplicate layer name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "have the name 'a'"),
     "nothing to run": (job(LayerSpec()), "either a task or an argv"),
-    "two things to run": (job(LayerSpec(task="a", argv=("b",))), "either a task or an argv"),
+    "task and argv": (job(LayerSpec(task="a", argv=("b",))), "either a task or an argv"),
     "an empty program": (job(LayerSpec(argv=("", "x"))), "begins with an empty argument"),
     "NUL in argv": (job(LayerSpec(argv=("a", "b\0c"))), "argv of layer a cannot be run"),
     "too long an argv": (job(LayerSpec(argv=("a",) * 1001)), "at most 1000 arguments"),
@@ -67,21 +67,21 @@ REFUSED = {
     "a large item": (job(LayerSpec(task="a", items=["x" * 70_000])), "70005 bytes, at most 65536"),
     "a bad frame spec": (job(LayerSpec(task="a", frames="1-")), "not a valid frame spec"),
     "negative cores": (job(LayerSpec(task="a", cores=-1)), "not a valid amount of cores"),
-    "cores that are no number": (job(LayerSpec(task="a", cores=math.nan)), "not a valid amount of cores"),
+    "NaN cores": (job(LayerSpec(task="a", cores=math.nan)), "not a valid amount of cores"),
     "too precise cores": (job(LayerSpec(task="a", cores=0.123)), "too precise"),
-    "many cores": (job(LayerSpec(task="a", cores=1e300)), "too many"),
+    "too many cores": (job(LayerSpec(task="a", cores=1e300)), "too many"),
     "negative GPUs": (job(LayerSpec(task="a", gpus=-1)), "-1 GPUs per frame"),
     "memory without a unit": (job(LayerSpec(task="a", memory="4")), "not a valid amount of memory"),
     "a negative timeout": (job(LayerSpec(task="a", timeout_s=-1)), "timeout_s of layer a"),
-    "a timeout that is no number": (job(LayerSpec(task="a", timeout_s=math.nan)), "timeout_s of layer a"),
-    "an endless timeout": (job(LayerSpec(task="a", timeout_s=math.inf)), "timeout_s of layer a"),
+    "NaN timeout": (job(LayerSpec(task="a", timeout_s=math.nan)), "timeout_s of layer a"),
+    "infinite timeout": (job(LayerSpec(task="a", timeout_s=math.inf)), "timeout_s of layer a"),
     "negative retries": (job(LayerSpec(task="a", retries=-1)), "retries of layer a"),
-    "an endless backoff": (job(LayerSpec(task="a", retries=RetrySpec(first_s=math.inf))), "first_s of retries"),
-    "fewer than no lost workers": (job(LayerSpec(task="a", retries=RetrySpec(lost=-2))), "lost of retries of layer a"),
+    "infinite backoff": (job(LayerSpec(task="a", retries=RetrySpec(first_s=math.inf))), "first_s of retries"),
+    "negative lost workers": (job(LayerSpec(task="a", retries=RetrySpec(lost=-2))), "lost of retries of layer a"),
     "limits of a task": (job(LayerSpec(task="a", limits=LimitSpec(cpu_s=1))), "they apply to commands only"),
-    "less than no CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
+    "negative CPU time": (job(LayerSpec(argv=("a",), limits=LimitSpec(cpu_s=-1))), "cpu_s of limits"),
     "a file size without a unit": (job(LayerSpec(argv=("a",), limits=LimitSpec(file_size="4"))), "amount of memory"),
-    "an artifact that leads away": (
+    "an artifact outside the directory": (
         job(LayerSpec(argv=("a",), artifacts=("../x",))),
         "not a valid artifact pattern for layer a",
     ),
@@ -89,7 +89,7 @@ REFUSED = {
         job(LayerSpec(argv=("a",), artifacts=("/etc/*",))),
         "not a valid artifact pattern for layer a",
     ),
-    "a pattern that cannot be one": (
+    "a malformed artifact pattern": (
         job(LayerSpec(argv=("a",), artifacts=("a**b/c",))),
         "not a valid artifact pattern",
     ),
@@ -99,8 +99,8 @@ REFUSED = {
         "the cap of the job is 2: raise the cap",
     ),
     "a frame above the layer's cap": (job(LayerSpec(task="a", gpus=2, max_gpus=1)), "the cap of the layer a is 1"),
-    "a cap below none": (job(max_cores=-2), "not a valid limit in cores"),
-    "a GPU cap below none": (job(max_gpus=-2), "not a valid GPU limit for the job"),
+    "a negative cap": (job(max_cores=-2), "not a valid limit in cores"),
+    "a negative GPU cap": (job(max_gpus=-2), "not a valid GPU limit for the job"),
     "an empty show": (Submission(show="", layers=(LAYER,)), "is not a valid show"),
     "a NUL in the name": (job(name="a\0b"), "is not a valid name of the job"),
     "a long name": (job(name="x" * 201), "is not a valid name of the job"),
@@ -109,14 +109,14 @@ REFUSED = {
     "a topic with wildcards": (job(topic="job.>"), "is not a valid topic"),
     "priority 0": (job(priority=0), "0 is not a valid priority"),
     "priority 10": (job(priority=10), "10 is not a valid priority"),
-    "a priority nobody knows": (job(priority="URGENT"), "'URGENT' is not a valid priority"),
-    "CRITICAL for everybody": (job(priority="CRITICAL"), "requires the operator role"),
-    "9 for everybody": (job(priority=9), "requires the operator role"),
+    "an unknown priority": (job(priority="URGENT"), "'URGENT' is not a valid priority"),
+    "CRITICAL without the operator role": (job(priority="CRITICAL"), "requires the operator role"),
+    "priority 9 without the operator role": (job(priority=9), "requires the operator role"),
     **{
-        f"the label {label}, which is Rota's own": (job(labels={label: "x"}), "is reserved for Rota")
+        f"the label {label}, which is reserved": (job(labels={label: "x"}), "is reserved for Rota")
         for label in ("approval_granted", "Approval_By", "retry_of", "agent", "remediation_of", "saga_workflow_id")
     },
-    "a compensation with a label of Rota's own": (
+    "a compensation with a reserved label": (
         job(compensation=Compensation(topic="undo", labels={"approval_granted": "true"})),
         "is reserved for Rota",
     ),
@@ -136,26 +136,26 @@ REFUSED = {
     "a huge deadline": (job(budget=Budget(deadline_ms=2**62)), "deadline_ms of budget"),
     "a negative budget": (job(budget=Budget(max_total_tokens=-5)), "max_total_tokens of budget"),
     "a negative step": (job(step_index=-1), "step_index"),
-    "an endless wait": (job(max_wait_s=math.inf), "max_wait_s"),
-    "a word that is none": (job(requires=("g p u",)), "a valid entry of requires"),
-    "too many words": (job(risk_tags=tuple(f"t{n}" for n in range(65))), "too many risk_tags"),
-    "a layer's word that is none": (job(LayerSpec(task="a", requires=("",))), "a valid entry of requires"),
+    "an infinite wait": (job(max_wait_s=math.inf), "max_wait_s"),
+    "a malformed capability": (job(requires=("g p u",)), "a valid entry of requires"),
+    "too many risk tags": (job(risk_tags=tuple(f"t{n}" for n in range(65))), "too many risk_tags"),
+    "an empty capability of a layer": (job(LayerSpec(task="a", requires=("",))), "a valid entry of requires"),
     "a long key": (job(idempotency_key="k" * 201), "idempotency_key"),
     "a deep context": (job(context=nested(DEPTH_MAX + 1)), "context is nested"),
     "a deep input": (job(LayerSpec(task="a", input={"x": nested(DEPTH_MAX)})), "nested more than 32 levels"),
     "a deep item": (job(LayerSpec(task="a", items=[nested(DEPTH_MAX + 1)])), "item of layer a is nested"),
     "a compensation without a topic": (job(compensation=Compensation(topic="")), "is not a valid topic"),
-    "a compensation that runs two things": (job(compensation=Compensation(topic="t", task="a", argv=("b",))), "both"),
+    "a compensation with task and argv": (job(compensation=Compensation(topic="t", task="a", argv=("b",))), "both"),
     "hints below zero": (job(context_hints=ContextHints(max_input_tokens=-1)), "context_hints"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_a_sentence(case):
-    submission, word = REFUSED[case]
+def test_invalid_submission_is_refused_with_a_reason(case):
+    submission, message = REFUSED[case]
     with pytest.raises(InvalidInput) as refused:
-        checked(submission)
-    assert word in refused.value.sentence
+        validated(submission)
+    assert message in refused.value.sentence
     assert refused.value.sentence.endswith(".")
     assert len(refused.value.sentence) < 400
 
@@ -164,12 +164,12 @@ BYTES = {
     "nothing": (b"", "not a valid submission"),
     "a number": (b"\x01", "not a valid submission"),
     "a list": (b"[]", "not a valid submission"),
-    "half a message": (encode_submission(job())[:-1], "not a valid submission"),
-    "more than a message": (encode_submission(job()) + b"\x00", "not a valid submission"),
+    "a truncated message": (encode_submission(job())[:-1], "not a valid submission"),
+    "trailing bytes": (encode_submission(job()) + b"\x00", "not a valid submission"),
     "not UTF-8": (b"\x81\xa4show\xa2\xff\xfe", "not a valid submission"),
-    "half JSON": (b'{"show": "film"', "not a valid submission"),
+    "truncated JSON": (b'{"show": "film"', "not a valid submission"),
     "an unknown field": (b'{"show": "film", "layers": [{"task": "a"}], "prio": 3}', "unknown field `prio`"),
-    "an unknown field below": (b'{"show": "f", "layers": [{"task": "a", "core": 3}]}', "unknown field `core`"),
+    "an unknown field of a layer": (b'{"show": "f", "layers": [{"task": "a", "core": 3}]}', "unknown field `core`"),
     "no show": (b'{"layers": [{"task": "a"}]}', "`show`"),
     "no layers": (b'{"show": "film"}', "`layers`"),
     "a wrong type": (b'{"show": 5, "layers": []}', "Expected `str`"),
@@ -184,28 +184,28 @@ BYTES = {
 
 
 @pytest.mark.parametrize("case", BYTES)
-def test_messages_that_are_no_submission_are_refused_with_a_sentence(case):
-    data, word = BYTES[case]
+def test_malformed_submission_bytes_are_refused_with_a_reason(case):
+    data, message = BYTES[case]
     with pytest.raises(InvalidInput) as refused:
         validate_submission(decode_submission(data))
-    assert word in refused.value.sentence
+    assert message in refused.value.sentence
     assert len(refused.value.sentence) < 500
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), "\ud800", nested(100_000), {1: {2: print}}])
-def test_values_that_cannot_travel_are_refused(value):
+def test_values_that_cannot_be_encoded_are_refused(value):
     with pytest.raises(InvalidInput, match="cannot be encoded"):
         encode_submission(job(LayerSpec(task="a", input=value)))
 
 
-def test_types_are_checked_even_when_python_did_not():
+def test_types_are_validated_at_runtime():
     with pytest.raises(InvalidInput, match="Expected `str`"):
-        checked(job(name=5))
+        validated(job(name=5))
     with pytest.raises(InvalidInput, match="Expected `object`"):
-        checked(Submission(show="film", layers=("render",)))
+        validated(Submission(show="film", layers=("render",)))
 
 
-def test_a_submission_in_json_and_in_msgpack_is_the_same():
+def test_submission_in_json_and_in_msgpack_is_equal():
     whole = {
         "show": "film",
         "layers": [{"task": "render", "frames": "1-100x2", "cores": 0.5, "input": {"shot": "a01"}}],
@@ -217,13 +217,13 @@ def test_a_submission_in_json_and_in_msgpack_is_the_same():
     )
 
 
-def test_nan_is_a_value_like_any_other_inside_an_input():
-    [layer] = checked(job(LayerSpec(task="a", input=[math.nan]))).layers
+def test_nan_inside_an_input_is_kept():
+    [layer] = validated(job(LayerSpec(task="a", input=[math.nan]))).layers
     assert math.isnan(msgspec.msgpack.decode(layer.input)[0])
 
 
-def test_a_plan_says_what_every_layer_runs():
-    made = checked(
+def test_validated_submission_has_the_work_of_every_layer():
+    submission = validated(
         job(
             LayerSpec(
                 task="render", frames="1-100x2", cores=0.5, memory="4GiB", retries=3, env={"A": "2"}, timeout_s=60
@@ -236,7 +236,7 @@ def test_a_plan_says_what_every_layer_runs():
             priority="BATCH",
         )
     )
-    render, echo = made.layers
+    render, echo = submission.layers
     assert msgspec.msgpack.decode(render.work, type=Work) == Work(
         task="render",
         env={"A": "2", "B": "1"},
@@ -250,17 +250,17 @@ def test_a_plan_says_what_every_layer_runs():
     assert (echo.name, echo.caps, msgspec.msgpack.decode(echo.input)) == ("echo-1", ResourceCaps(800, -1), "own")
     assert echo.place.requires == ("cuda", "linux")
     assert (echo.place.labels, echo.place.preferred_pool) == ((("node.rack", "7"),), "gpu")
-    assert (made.name, made.priority, json.loads(made.labels)["team"]) == ("render", 1, "fx")
+    assert (submission.name, submission.priority, json.loads(submission.labels)["team"]) == ("render", 1, "fx")
 
 
-def test_limits_of_a_command_are_part_of_its_work():
-    given = LimitSpec(cpu_s=90, address="8GiB", open_files=64, file_size="1GiB")
-    [layer] = checked(job(LayerSpec(argv=("a",), limits=given))).layers
+def test_process_limits_of_a_command_are_part_of_its_work():
+    limits = LimitSpec(cpu_s=90, address="8GiB", open_files=64, file_size="1GiB")
+    [layer] = validated(job(LayerSpec(argv=("a",), limits=limits))).layers
     assert msgspec.msgpack.decode(layer.work, type=Work).limits == ProcessLimits(90, 8192, 64, 1024)
 
 
 @pytest.mark.parametrize(
-    ("asked", "most", "held"),
+    ("requested", "maximum", "effective"),
     [
         (ProcessLimits(), ProcessLimits(), ProcessLimits()),
         (ProcessLimits(1, 2, 3, 4), ProcessLimits(), ProcessLimits(1, 2, 3, 4)),
@@ -268,13 +268,13 @@ def test_limits_of_a_command_are_part_of_its_work():
         (ProcessLimits(9, 1, 0, 4), ProcessLimits(1, 9, 3, 0), ProcessLimits(1, 1, 3, 4)),
     ],
 )
-def test_the_lower_of_two_limits_holds(asked, most, held):
-    assert asked.within(most) == held
+def test_lower_of_two_process_limits_applies(requested, maximum, effective):
+    assert requested.within(maximum) == effective
 
 
-def test_the_rest_of_a_submission_is_kept_in_its_details():
+def test_remaining_fields_of_a_submission_are_kept_in_its_details():
     parent = uuid4()
-    given = {
+    fields = {
         "capability": "write",
         "risk_tags": ("prod",),
         "actor_id": "ann",
@@ -293,19 +293,19 @@ def test_the_rest_of_a_submission_is_kept_in_its_details():
         "env": {"A": "1"},
         "idempotency_key": "k",
     }
-    made = checked(job(**given, workflow_id="w", max_wait_s=2.5, run_at=datetime(2030, 1, 1, tzinfo=UTC)))
-    details = decode_details(made.details)
-    assert {name: getattr(details, name) for name in given} == given
-    assert (made.workflow_id, made.deadline_ms, made.max_wait_s) == ("w", 1500, 2.5)
-    assert (made.key, len(made.digest)) == ("k", 32)
+    submission = validated(job(**fields, workflow_id="w", max_wait_s=2.5, run_at=datetime(2030, 1, 1, tzinfo=UTC)))
+    details = decode_details(submission.details)
+    assert {name: getattr(details, name) for name in fields} == fields
+    assert (submission.workflow_id, submission.deadline_ms, submission.max_wait_s) == ("w", 1500, 2.5)
+    assert (submission.key, len(submission.digest)) == ("k", 32)
 
 
-def test_a_plain_submission_has_no_details():
-    assert checked(job(LayerSpec(task="a", input=1))).details is None
+def test_plain_submission_has_no_details():
+    assert validated(job(LayerSpec(task="a", input=1))).details is None
 
 
-def test_inputs_alone_make_plans_that_differ_in_their_input_alone():
-    plans = [checked(job(LayerSpec(task="a", input=n))) for n in range(3)]
+def test_submissions_that_differ_only_in_input_validate_to_equal_plans_without_input():
+    plans = [validated(job(LayerSpec(task="a", input=n))) for n in range(3)]
     assert [msgspec.msgpack.decode(each.layers[0].input) for each in plans] == [0, 1, 2]
     bare = [
         msgspec.structs.replace(each, layers=(msgspec.structs.replace(each.layers[0], input=None),)) for each in plans
@@ -313,25 +313,25 @@ def test_inputs_alone_make_plans_that_differ_in_their_input_alone():
     assert bare[0] == bare[1] == bare[2]
 
 
-def test_the_right_to_be_critical_is_not_remembered_from_another_caller():
+def test_permission_for_critical_is_not_cached_across_callers():
     submission = job(LayerSpec(task="a", input=1), priority="critical")
-    assert checked(submission, may_be_critical=True).priority == 9
+    assert validated(submission, may_be_critical=True).priority == 9
     with pytest.raises(InvalidInput, match="requires the operator role"):
-        checked(submission)
+        validated(submission)
 
 
-def test_the_digest_is_that_of_the_whole_submission_in_any_order_of_its_maps():
+def test_digest_covers_the_whole_submission_independent_of_map_order():
     def digest(**more):
-        return checked(job(idempotency_key="k", **more)).digest
+        return validated(job(idempotency_key="k", **more)).digest
 
     assert digest(labels={"a": "1", "b": "2"}) == digest(labels={"b": "2", "a": "1"})
     assert digest(context={"a": [1, {"x": 1, "y": 2}]}) == digest(context={"a": [1, {"y": 2, "x": 1}]})
     assert digest(labels={"a": "1"}) != digest(labels={"a": "2"}) != digest()
 
 
-def test_layers_that_placement_sees_alike_share_a_place():
+def test_layers_with_equal_requirements_share_a_placement_spec():
     def place(**more):
-        return checked(job(LayerSpec(task="a", **more))).layers[0].place
+        return validated(job(LayerSpec(task="a", **more))).layers[0].place
 
     assert place() == place(input=3, name="other", timeout_s=5, retries=2)
     assert len({place(), place(cores=2), place(gpus=1), place(memory="1GiB"), place(requires=("x",))}) == 5

@@ -1,4 +1,4 @@
-"""Cores, memory and time as people write them."""
+"""Parsing and formatting of cores, memory and durations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rota.model.units import (
         ("21474836.47", CENTICORES_MAX),
     ],
 )
-def test_cores_become_exact_hundredths(cores, centicores):
+def test_cores_are_parsed_to_exact_hundredths(cores, centicores):
     assert parse_cores(cores) == centicores
     assert parse_cores_limit(cores) == centicores
 
@@ -52,7 +52,7 @@ def test_cores_become_exact_hundredths(cores, centicores):
         *(True, float("nan"), float("inf"), Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity"), -2, "-0.5", -100),
     ],
 )
-def test_what_is_no_number_of_cores_is_refused(cores):
+def test_invalid_cores_are_refused(cores):
     with pytest.raises(InvalidInput, match="is not a valid amount of cores: use a number from 0"):
         parse_cores(cores)
     with pytest.raises(InvalidInput, match="is not a valid limit in cores: use a number from 0, or -1"):
@@ -62,19 +62,19 @@ def test_what_is_no_number_of_cores_is_refused(cores):
 @pytest.mark.parametrize(
     "cores", ["0.001", "1.999", 0.1 + 0.2, Decimal("0.5" + "0" * 40 + "1"), 1e-300, Decimal("1e-999999")]
 )
-def test_finer_than_a_hundredth_is_refused_not_rounded(cores):
+def test_cores_finer_than_a_hundredth_are_refused_not_rounded(cores):
     with pytest.raises(InvalidInput, match="at most two decimals"):
         parse_cores(cores)
 
 
 @pytest.mark.parametrize("cores", ["21474836.48", 1e22, pytest.param(10**5000, id="10**5000"), Decimal("1e999999")])
-def test_more_cores_than_a_column_holds_are_refused(cores):
+def test_cores_above_the_column_maximum_are_refused(cores):
     with pytest.raises(InvalidInput, match=r"too many: use at most 21474836\.47"):
         parse_cores(cores)
 
 
 @pytest.mark.parametrize("limit", ["-1", -1, -1.0, "-1.00", Decimal(-1)])
-def test_minus_one_is_no_limit_and_no_amount(limit):
+def test_minus_one_is_valid_as_an_unlimited_limit_only(limit):
     assert parse_cores_limit(limit) == UNLIMITED == -1
     with pytest.raises(InvalidInput):
         parse_cores(limit)
@@ -83,11 +83,11 @@ def test_minus_one_is_no_limit_and_no_amount(limit):
 @pytest.mark.parametrize(
     ("centicores", "text"), [(0, "0"), (50, "0.5"), (7, "0.07"), (100, "1"), (1000, "10"), (125, "1.25")]
 )
-def test_hundredths_are_shown_as_the_shortest_decimal(centicores, text):
+def test_cores_are_formatted_as_the_shortest_decimal(centicores, text):
     assert format_cores(centicores) == format_cores_limit(centicores) == text
 
 
-def test_no_limit_is_shown_as_minus_one_and_a_negative_amount_is_a_mistake_of_ours():
+def test_unlimited_is_formatted_as_minus_one_and_negative_cores_fail_an_assertion():
     assert format_cores_limit(UNLIMITED) == "-1"
     with pytest.raises(AssertionError):
         format_cores(UNLIMITED)
@@ -98,12 +98,12 @@ def test_no_limit_is_shown_as_minus_one_and_a_negative_amount_is_a_mistake_of_ou
 @pytest.mark.parametrize(
     ("text", "mebibytes"), [("512MiB", 512), ("4GiB", 4096), ("1.5GiB", 1536), ("2 TiB", 2 * 1024**2), ("0MiB", 0)]
 )
-def test_memory_is_whole_mebibytes(text, mebibytes):
+def test_memory_is_parsed_to_whole_mebibytes(text, mebibytes):
     assert parse_memory(text) == mebibytes
 
 
 @pytest.mark.parametrize("text", ["512", "4GB", "0.5MiB", "-1GiB", "GiB", "1e3MiB", "4096TiB", "", "4 G iB"])
-def test_other_memory_is_refused_with_how_to_write_it(text):
+def test_invalid_memory_is_refused_with_the_expected_format(text):
     with pytest.raises(InvalidInput, match="use whole mebibytes, such as 512MiB, 4GiB"):
         parse_memory(text)
 
@@ -111,7 +111,7 @@ def test_other_memory_is_refused_with_how_to_write_it(text):
 @pytest.mark.parametrize(
     ("mebibytes", "text"), [(0, "0MiB"), (512, "512MiB"), (1536, "1536MiB"), (4096, "4GiB"), (1024**2, "1TiB")]
 )
-def test_memory_is_shown_in_the_largest_unit_without_fraction(mebibytes, text):
+def test_memory_is_formatted_in_the_largest_unit_without_fraction(mebibytes, text):
     assert format_memory(mebibytes) == text
 
 
@@ -128,12 +128,12 @@ def test_memory_is_shown_in_the_largest_unit_without_fraction(mebibytes, text):
         ("2 s", 2),
     ],
 )
-def test_times_are_read_with_their_unit(text, seconds):
+def test_duration_is_parsed_with_its_unit(text, seconds):
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["2", "", "s", "-2s", "2 seconds", "1h30m", "1e3s", "inf s", "2S", "2µs"])
-def test_other_times_are_refused_with_how_to_write_them(text):
+def test_invalid_duration_is_refused_with_the_expected_format(text):
     with pytest.raises(InvalidInput, match="use a number with a unit, such as 500ms, 2s, 10min, 72h"):
         parse_duration(text)
 
@@ -151,11 +151,11 @@ def test_other_times_are_refused_with_how_to_write_them(text):
         (259200, "3d"),
     ],
 )
-def test_times_are_shown_in_the_largest_unit_without_fraction(seconds, text):
+def test_duration_is_formatted_in_the_largest_unit_without_fraction(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_long_input_is_cut_in_the_sentence():
+def test_long_input_is_truncated_in_the_error():
     with pytest.raises(InvalidInput) as refused:
         parse_duration("9" * 10_000)
     assert len(refused.value.sentence) < 200

@@ -1,4 +1,4 @@
-"""What `advance` decides where the moment of a decision matters."""
+"""`advance`: decisions that must not change when repeated later."""
 
 from uuid import UUID
 
@@ -14,7 +14,7 @@ COSTLY = "input.l.all(x, x >= 0)"
 GIVEN = {"l": list(range(100))}
 
 
-def test_a_run_that_failed_by_its_output_has_failed_however_cheap_that_is_later(monkeypatch):
+def test_run_that_failed_in_its_output_stays_failed_when_later_evaluation_is_cheaper(monkeypatch):
     spent = CostMeter(10**9)
     compile_expression(COSTLY, "a test")({"input": GIVEN, METER_KEY: spent})
     enough_for_one = (10**9 - spent.left) * 3 // 2
@@ -24,4 +24,4 @@ def test_a_run_that_failed_by_its_output_has_failed_however_cheap_that_is_later(
     now, facts = new_run_status(flow), RunInfo(UUID(int=1), "any", 1, GIVEN)
     state, _ = advance(flow, now, facts, {}, [RunBegan()], 0)
     assert (state, now.error[:30]) == (RunState.FAILED, "The expressions of this run wo")
-    assert advance(flow, now, facts, {}, [SagaEnded()], 0)[0] is RunState.FAILED, "what it did was undone"
+    assert advance(flow, now, facts, {}, [SagaEnded()], 0)[0] is RunState.FAILED, "it stays failed after compensation"

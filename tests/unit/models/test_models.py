@@ -1,4 +1,4 @@
-"""The models of the books: every small run has its expected verdict, and the runner cannot be fooled into saying so."""
+"""Spin models of the ledger: every quick run has its expected verdict, and the runner reports it faithfully."""
 
 import importlib.util
 import os
@@ -30,13 +30,13 @@ COMPLETE = "State-vector 96 byte, depth reached 109, errors: 0\n   114258 states
 
 @needs_spin
 @pytest.mark.parametrize("run", [run for run in runner.RUNS if run.quick], ids=lambda run: run.name)
-def test_each_small_run_has_its_expected_verdict(run):
+def test_quick_model_run_has_its_expected_verdict(run):
     outcome = runner.check(run)
     assert runner.as_expected(run, outcome), outcome
 
 
 @needs_spin
-def test_a_verdict_that_differs_is_an_exit_code(monkeypatch, capsys):
+def test_unexpected_verdict_sets_the_exit_code(monkeypatch, capsys):
     wrong = runner.Run("one level checked", "-DBUG_ONE_LEVEL_CHECKED", "holds", quick=True)
     monkeypatch.setattr(runner, "RUNS", (wrong,))
     assert runner.main(["--quick"]) == 1
@@ -44,12 +44,12 @@ def test_a_verdict_that_differs_is_an_exit_code(monkeypatch, capsys):
 
 
 @needs_spin
-def test_a_model_that_does_not_compile_is_no_verdict():
+def test_model_that_does_not_compile_raises():
     with pytest.raises(SystemExit, match="spin failed"):
         runner.check(runner.Run("torn", "-DTWICE(x)=}", quick=True))
 
 
-def test_without_spin_there_is_one_notice_and_success():
+def test_runner_without_spin_prints_one_notice_and_succeeds():
     bare = {**os.environ, "PATH": ""}
     done = subprocess.run(
         [sys.executable, MODELS / "run.py"], env=bare, capture_output=True, text=True, timeout=30, check=False
@@ -70,34 +70,34 @@ def test_without_spin_there_is_one_notice_and_success():
         ("", "unfinished"),
     ],
 )
-def test_only_a_complete_search_holds(output, verdict):
+def test_verdict_holds_only_after_a_complete_search(output, verdict):
     assert runner.verdict(runner.Run("any", ""), output) == verdict
 
 
-def test_a_sampled_search_never_holds():
+def test_sampled_search_never_holds():
     sampled = runner.Run("any", "", "none found", sampled=True)
     assert runner.verdict(sampled, COMPLETE) == "none found"
 
 
 @pytest.mark.parametrize("model", sorted(path.name for path in MODELS.glob("*.pml")))
-def test_every_rule_that_can_be_taken_away_has_a_run_that_must_break(model):
+def test_every_removable_rule_has_a_run_that_must_break(model):
     rules = set(re.findall(r"BUG_\w+", (MODELS / model).read_text())) - {"BUG_"}
     broken = [run.flags for run in runner.RUNS if run.expected == "breaks" and run.model == model]
     assert broken
     assert rules == set(re.findall(r"BUG_\w+", " ".join(broken)))
 
 
-def test_every_run_has_a_name_of_its_own():
+def test_model_run_names_are_unique():
     names = [run.name for run in runner.RUNS]
     assert sorted(set(names)) == sorted(names)
 
 
-def test_the_table_of_rules_names_runs_that_break():
+def test_rules_table_names_runs_that_break():
     rules = (MODELS / "README.md").read_text().partition("## Rules")[2].partition("Safe, too")[0]
     named = set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"\|([^|]+)\|$", rules, re.MULTILINE))))
     assert named
     assert named <= {run.name for run in runner.RUNS if run.expected == "breaks"}
 
 
-def test_no_run_that_must_hold_takes_a_rule_away():
+def test_runs_that_must_hold_remove_no_rule():
     assert not [run.name for run in runner.RUNS if run.expected != "breaks" and "BUG_" in run.flags]

@@ -1,4 +1,4 @@
-"""Workers and plans: who gets frames, who does not, and why. All in memory, with a clock that the test moves."""
+"""The worker registry and placement plans: which workers get frames and why. In memory, with a manual clock."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.placement import Fleet, id_of, pool, routes
 FRAME = requirements_of("a", cores=100)
 
 
-def test_a_frame_goes_to_the_worker_of_the_mapped_pool():
+def test_frame_is_placed_on_a_worker_of_the_mapped_pool():
     fleet = Fleet(routes({"a": ("farm",), "b": ("cloud",)}, pool("farm"), pool("cloud")))
     fleet.beat("f", pool="farm")
     fleet.beat("c", pool="cloud")
@@ -23,14 +23,14 @@ def test_a_frame_goes_to_the_worker_of_the_mapped_pool():
     assert (plan.portions[0].pool, plan.portions[0].pool_id) == ("cloud", pool("cloud").id)
 
 
-def test_a_topic_without_a_pool_is_told_as_no_pool_mapping():
+def test_topic_without_a_pool_is_refused_as_no_pool_mapping():
     fleet = Fleet(routes({"b": ("farm",)}, pool("farm")))
     fleet.beat()
     plan = fleet.registry.plan(FRAME, 1)
     assert (plan.portions, plan.refusal) == ([], Reason.NO_POOL_MAPPING)
 
 
-def test_a_preferred_pool_that_is_not_mapped_is_told_as_no_pool_mapping():
+def test_unmapped_preferred_pool_is_refused_as_no_pool_mapping():
     fleet = Fleet()
     fleet.beat()
     assert (
@@ -38,14 +38,14 @@ def test_a_preferred_pool_that_is_not_mapped_is_told_as_no_pool_mapping():
     )
 
 
-def test_a_pool_without_workers_is_told_as_no_workers():
+def test_pool_without_workers_is_refused_as_no_workers():
     fleet = Fleet()
     assert fleet.registry.plan(FRAME, 1).refusal is Reason.NO_WORKERS
     fleet.beat(pool="elsewhere")
     assert fleet.registry.plan(FRAME, 1).refusal is Reason.NO_WORKERS
 
 
-def test_the_lowest_score_wins():
+def test_worker_with_the_lowest_score_is_chosen():
     fleet = Fleet()
     fleet.beat("busy", cpu_load=10)
     fleet.beat("idle", cpu_load=5)
@@ -55,7 +55,7 @@ def test_the_lowest_score_wins():
     assert fleet.place(FRAME) == {"gpu": 1}
 
 
-def test_a_burst_spreads_over_equal_workers_without_any_heartbeat_in_between():
+def test_burst_is_spread_over_equal_workers_without_heartbeats_in_between():
     fleet = Fleet()
     for name in "abcd":
         fleet.beat(name)
@@ -64,7 +64,7 @@ def test_a_burst_spreads_over_equal_workers_without_any_heartbeat_in_between():
     assert sorted(next(iter(each)) for each in one_by_one) == list("abcd")
 
 
-def test_ties_go_to_the_least_recently_used():
+def test_ties_go_to_the_least_recently_used_worker():
     fleet = Fleet()
     for name in "abc":
         fleet.beat(name)
@@ -76,7 +76,7 @@ def test_ties_go_to_the_least_recently_used():
     assert sorted(first) == list("abc")
 
 
-def test_the_same_seed_breaks_ties_alike():
+def test_equal_seeds_break_ties_equally():
     def order():
         fleet = Fleet()
         for number in range(20):
@@ -86,30 +86,30 @@ def test_the_same_seed_breaks_ties_alike():
     assert order() == order()
 
 
-def test_the_preferred_worker_is_first_by_name_or_id_and_the_rest_goes_elsewhere():
+def test_preferred_worker_by_name_or_id_comes_first_and_the_rest_overflows():
     fleet = Fleet()
     fleet.beat("far", cpu_load=50)
     fleet.beat("near")
     for preferred in ("far", str(id_of("far"))):
-        wanted = requirements_of("a", labels={"preferred_worker_id": preferred})
-        assert fleet.named(fleet.registry.plan(wanted, 1)) == {"far": 1}
-        assert fleet.named(fleet.registry.plan(wanted, 12)) == {"far": 10, "near": 2}
+        requirements = requirements_of("a", labels={"preferred_worker_id": preferred})
+        assert fleet.named(fleet.registry.plan(requirements, 1)) == {"far": 1}
+        assert fleet.named(fleet.registry.plan(requirements, 12)) == {"far": 10, "near": 2}
 
 
-@pytest.mark.parametrize("said", [{"draining": True}, {"cpu_load": 95}, {"slots": 1, "held": [(5, 1)]}])
-def test_a_preferred_worker_that_cannot_is_passed_over_silently(said):
+@pytest.mark.parametrize("heartbeat", [{"draining": True}, {"cpu_load": 95}, {"slots": 1, "held": [(5, 1)]}])
+def test_unavailable_preferred_worker_is_skipped(heartbeat):
     fleet = Fleet()
-    fleet.beat("far", **said)
+    fleet.beat("far", **heartbeat)
     fleet.beat("near", cpu_load=50)
-    wanted = requirements_of("a", labels={"preferred_worker_id": "far"})
-    assert fleet.named(fleet.registry.plan(wanted, 1)) == {"near": 1}
+    requirements = requirements_of("a", labels={"preferred_worker_id": "far"})
+    assert fleet.named(fleet.registry.plan(requirements, 1)) == {"near": 1}
     assert fleet.named(fleet.registry.plan(requirements_of("a", labels={"preferred_worker_id": "nobody"}), 1)) == {
         "near": 1
     }
 
 
 @pytest.mark.parametrize(
-    ("said", "overloaded"),
+    ("heartbeat", "overloaded"),
     [
         ({"cpu_load": 90}, True),
         ({"cpu_load": 89.9}, False),
@@ -119,14 +119,14 @@ def test_a_preferred_worker_that_cannot_is_passed_over_silently(said):
         ({"cpu_load": float("nan")}, False),
     ],
 )
-def test_a_worker_is_overloaded_by_foreign_cpu_or_gpu_from_90_percent_on(said, overloaded):
+def test_worker_is_overloaded_by_foreign_cpu_or_gpu_load_from_90_percent(heartbeat, overloaded):
     fleet = Fleet()
-    fleet.beat(**said)
+    fleet.beat(**heartbeat)
     plan = fleet.registry.plan(FRAME, 1)
     assert plan.refusal is (Reason.POOL_OVERLOADED if overloaded else None)
 
 
-def test_a_worker_that_offers_cores_is_filled_whatever_else_its_machine_does_unless_asked_otherwise():
+def test_worker_with_declared_cores_ignores_host_load_by_default():
     fleet = Fleet(limits=RoutingSettings())
     fleet.beat(cpu_load=100, gpu_utilization=100)
     assert fleet.registry.plan(FRAME, 20).planned == 10
@@ -134,7 +134,7 @@ def test_a_worker_that_offers_cores_is_filled_whatever_else_its_machine_does_unl
     assert fleet.registry.plan(requirements_of("a", cores=0), 1).refusal is Reason.POOL_OVERLOADED
 
 
-def test_frames_that_the_books_do_not_know_overload_a_worker_at_90_percent_of_its_places():
+def test_unbooked_frames_overload_a_worker_at_90_percent_of_its_slots():
     fleet = Fleet()
     fleet.beat(held=[(1, 8)])
     fleet.registry.resolve_unknown_frames(id_of("w"), [(1, 8)], [])
@@ -147,7 +147,7 @@ def test_frames_that_the_books_do_not_know_overload_a_worker_at_90_percent_of_it
     assert fleet.registry.plan(FRAME, 1).refusal is Reason.POOL_OVERLOADED
 
 
-def test_load_of_our_own_frames_is_no_overload_and_a_worker_fills_to_the_last_place():
+def test_load_of_own_frames_is_not_overload_and_a_worker_fills_to_the_last_slot():
     fleet = Fleet()
     fleet.beat()
     fleet.place(FRAME, 9)
@@ -156,7 +156,7 @@ def test_load_of_our_own_frames_is_no_overload_and_a_worker_fills_to_the_last_pl
     assert fleet.worker().fitting_frames(FRAME.need) == 0
 
 
-def test_load_beyond_what_is_booked_is_foreign():
+def test_load_beyond_booked_cores_is_foreign():
     fleet = Fleet()
     fleet.beat()
     fleet.place(FRAME, 1)
@@ -179,7 +179,7 @@ def test_load_of_frames_that_ended_since_the_last_heartbeat_is_not_foreign():
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "fits"),
+    ("heartbeat", "requirements", "fits"),
     [
         ({"cores": 450}, requirements_of("a", cores=100), 4),
         ({"cores": 100}, requirements_of("a", cores=50), 2),
@@ -192,16 +192,16 @@ def test_load_of_frames_that_ended_since_the_last_heartbeat_is_not_foreign():
         ({"slots": 0, "cores": 700}, requirements_of("a", cores=100), 7),
     ],
 )
-def test_places_cores_gpus_and_memory_must_fit(said, wanted, fits):
+def test_slots_cores_gpus_and_memory_limit_a_worker(heartbeat, requirements, fits):
     fleet = Fleet()
-    fleet.beat(**said)
-    plan = fleet.registry.plan(wanted, 100)
+    fleet.beat(**heartbeat)
+    plan = fleet.registry.plan(requirements, 100)
     assert (plan.planned, plan.room) == (fits, fits)
-    assert fleet.place(wanted, 100) == ({"w": fits} if fits else {})
-    assert fleet.registry.plan(wanted, 1).portions == []
+    assert fleet.place(requirements, 100) == ({"w": fits} if fits else {})
+    assert fleet.registry.plan(requirements, 1).portions == []
 
 
-def test_labels_of_placement_must_be_equal_on_the_worker_and_others_are_ignored():
+def test_placement_labels_must_equal_those_of_the_worker_and_others_are_ignored():
     fleet = Fleet()
     fleet.beat("a", labels={"placement.zone": "x"})
     fleet.beat("b", labels={"placement.zone": "y", "node.disk": "ssd"}, cpu_load=50)
@@ -210,7 +210,7 @@ def test_labels_of_placement_must_be_equal_on_the_worker_and_others_are_ignored(
     assert fleet.registry.plan(requirements_of("a", labels={"node.disk": "tape"}), 1).refusal is Reason.NO_WORKERS
 
 
-def test_a_constraint_is_met_by_a_capability_too():
+def test_constraint_label_is_also_met_by_a_capability():
     fleet = Fleet()
     fleet.beat("plain")
     fleet.beat("able", capabilities=("Docker",), cpu_load=50)
@@ -228,13 +228,13 @@ def test_later_pools_are_used_only_when_earlier_ones_are_full():
     assert fleet.place(FRAME, 1) == {"far": 1}
 
 
-def test_without_workers_in_the_first_pool_the_second_is_used():
+def test_second_pool_is_used_when_the_first_has_no_workers():
     fleet = Fleet(routes({"a": ("farm", "cloud")}, pool("farm"), pool("cloud")))
     fleet.beat("far", pool="cloud")
     assert fleet.place(FRAME) == {"far": 1}
 
 
-def test_changed_routes_hold_from_the_next_plan_on():
+def test_changed_routes_apply_from_the_next_plan():
     fleet = Fleet()
     fleet.beat()
     assert fleet.registry.plan(FRAME, 1).planned == 1
@@ -242,7 +242,7 @@ def test_changed_routes_hold_from_the_next_plan_on():
     assert fleet.registry.plan(FRAME, 1).planned == 0
 
 
-def test_reserved_room_is_in_no_other_plan_until_it_is_given_back_once():
+def test_reserved_capacity_is_excluded_from_plans_until_unreserved_once():
     fleet = Fleet()
     fleet.beat()
     held = fleet.registry.reserve(fleet.registry.plan(FRAME, 6))
@@ -252,7 +252,7 @@ def test_reserved_room_is_in_no_other_plan_until_it_is_given_back_once():
     assert fleet.registry.plan(FRAME, 20).planned == 10
 
 
-def test_a_reservation_outlives_its_worker_without_harm():
+def test_reservation_of_a_removed_worker_is_unreserved_safely():
     fleet = Fleet()
     fleet.beat()
     held = fleet.registry.reserve(fleet.registry.plan(FRAME, 6))
@@ -262,14 +262,14 @@ def test_a_reservation_outlives_its_worker_without_harm():
     assert fleet.registry.plan(FRAME, 20).planned == 10
 
 
-def test_named_workers_alone_are_planned_for():
+def test_plan_is_limited_to_the_given_workers():
     fleet = Fleet()
     for name in "abc":
         fleet.beat(name, cpu_load=ord(name) % 50)
     assert fleet.named(fleet.registry.plan(FRAME, 25, [id_of("b"), id_of("c"), id_of("x")])) == {"b": 10, "c": 10}
 
 
-def test_a_replica_plans_for_the_workers_it_feeds_and_sees_that_others_are_there():
+def test_replica_plans_only_for_workers_it_owns_and_counts_the_others_as_present():
     fleet = Fleet()
     fleet.beat("a")
     fleet.beat("b")
@@ -282,7 +282,7 @@ def test_a_replica_plans_for_the_workers_it_feeds_and_sees_that_others_are_there
     assert fleet.place(FRAME, 20) == {"a": 10, "c": 10}
 
 
-def test_a_worker_that_was_silent_for_its_ttl_is_in_no_plan_and_forgotten():
+def test_worker_silent_for_its_ttl_is_not_planned_and_forgotten():
     fleet = Fleet()
     fleet.beat("old")
     fleet.clock.now_s += 29
@@ -292,7 +292,7 @@ def test_a_worker_that_was_silent_for_its_ttl_is_in_no_plan_and_forgotten():
     assert id_of("old") not in fleet.registry.workers
 
 
-def test_a_worker_that_falls_silent_between_two_sweeps_is_in_no_plan():
+def test_worker_that_expires_between_two_sweeps_is_not_planned():
     fleet = Fleet()
     fleet.beat("old")
     fleet.clock.now_s += 29.9
@@ -302,7 +302,7 @@ def test_a_worker_that_falls_silent_between_two_sweeps_is_in_no_plan():
     assert fleet.named(fleet.registry.plan(FRAME, 20)) == {"new": 10}
 
 
-def test_an_older_heartbeat_that_comes_late_changes_nothing():
+def test_late_older_heartbeat_is_ignored():
     fleet = Fleet()
     assert fleet.beat(number=5) is HeartbeatOutcome.NEW
     assert fleet.beat(number=6, slots=20) is HeartbeatOutcome.KNOWN
@@ -311,7 +311,7 @@ def test_an_older_heartbeat_that_comes_late_changes_nothing():
     assert fleet.worker().slots == 20
 
 
-def test_a_worker_that_was_declared_lost_is_not_taken_up_again():
+def test_worker_declared_lost_is_not_registered_again():
     fleet = Fleet()
     fleet.beat()
     fleet.registry.remove(id_of("w"), lost=True)
@@ -319,7 +319,7 @@ def test_a_worker_that_was_declared_lost_is_not_taken_up_again():
     assert fleet.registry.plan(FRAME, 1).refusal is Reason.NO_WORKERS
 
 
-def test_a_worker_that_drains_gets_nothing_new():
+def test_draining_worker_gets_no_new_frames():
     fleet = Fleet()
     fleet.beat()
     fleet.beat(draining=True)
@@ -328,7 +328,7 @@ def test_a_worker_that_drains_gets_nothing_new():
     assert fleet.registry.plan(FRAME, 1).refusal is None
 
 
-def test_a_frame_is_counted_once_however_often_it_is_assigned_and_freed():
+def test_frame_assigned_or_released_twice_is_counted_once():
     fleet = Fleet()
     fleet.beat()
     for _ in range(2):
@@ -341,16 +341,16 @@ def test_a_frame_is_counted_once_however_often_it_is_assigned_and_freed():
     assert fleet.worker().booked.cores == 0
 
 
-def test_a_frame_that_two_sure_heartbeats_do_not_list_is_no_longer_counted():
+def test_frame_missing_from_two_certain_heartbeats_is_no_longer_counted():
     fleet = Fleet()
     fleet.beat()
     fleet.registry.record_allocations(id_of("w"), [(1, 4)], FRAME.need)
-    for held, room in (([], 6), ([(1, 2)], 6), ([(1, 2)], 8), ([(1, 2)], 8)):
+    for held, fitting in (([], 6), ([(1, 2)], 6), ([(1, 2)], 8), ([(1, 2)], 8)):
         fleet.beat(held=held)
-        assert fleet.worker().fitting_frames(FRAME.need) == room
+        assert fleet.worker().fitting_frames(FRAME.need) == fitting
 
 
-def test_a_frame_that_is_on_its_way_when_heartbeats_are_sent_stays_counted():
+def test_frame_in_flight_while_heartbeats_are_sent_stays_counted():
     fleet = Fleet()
     fleet.beat()
     fleet.registry.record_allocations(id_of("w"), [(1, 4)], FRAME.need)
@@ -361,7 +361,7 @@ def test_a_frame_that_is_on_its_way_when_heartbeats_are_sent_stays_counted():
     assert not fleet.registry.unknown_frames()
 
 
-def test_a_new_worker_with_frames_gets_nothing_until_the_books_were_asked():
+def test_new_worker_with_unknown_frames_gets_nothing_until_they_are_resolved():
     fleet = Fleet()
     fleet.beat(held=[(5, 3)])
     plan = fleet.registry.plan(FRAME, 1)
@@ -375,16 +375,16 @@ def test_a_new_worker_with_frames_gets_nothing_until_the_books_were_asked():
     assert fleet.worker().fitting_frames(Resources(100)) == 10
 
 
-def test_a_frame_that_ended_while_the_books_were_asked_stays_ended():
+def test_frame_that_ended_during_the_lookup_stays_ended():
     fleet = Fleet()
     fleet.beat(held=[(5, 3)])
-    asked = fleet.registry.unknown_frames()[id_of("w")]
+    looked_up = fleet.registry.unknown_frames()[id_of("w")]
     fleet.registry.release_allocations(id_of("w"), [(5, 1)])
-    fleet.registry.resolve_unknown_frames(id_of("w"), asked, [((5, 3), FRAME.need)])
+    fleet.registry.resolve_unknown_frames(id_of("w"), looked_up, [((5, 3), FRAME.need)])
     assert fleet.worker().fitting_frames(FRAME.need) == 8
 
 
-def test_a_freed_frame_that_one_heartbeat_still_lists_raises_no_doubt():
+def test_released_frame_in_one_later_heartbeat_is_not_unknown():
     fleet = Fleet()
     fleet.beat()
     fleet.place(FRAME, 5)
@@ -396,7 +396,7 @@ def test_a_freed_frame_that_one_heartbeat_still_lists_raises_no_doubt():
     assert fleet.registry.unknown_frames()
 
 
-def test_load_while_frames_are_not_known_is_not_foreign():
+def test_load_while_frames_are_unknown_is_not_foreign():
     fleet = Fleet()
     fleet.beat(held=[(5, 3)], cpu_load=100)
     fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [((5, 3), FRAME.need)])
@@ -404,30 +404,30 @@ def test_load_while_frames_are_not_known_is_not_foreign():
 
 
 @pytest.mark.parametrize(
-    "said", [{"slots": -1}, {"held": [(1, 0)]}, {"held": [(2**53, 1)]}, {"held": [(0, 2**50)]}, {"number": -3}]
+    "heartbeat", [{"slots": -1}, {"held": [(1, 0)]}, {"held": [(2**53, 1)]}, {"held": [(0, 2**50)]}, {"number": -3}]
 )
-def test_a_heartbeat_that_cannot_be_is_refused(said):
+def test_invalid_heartbeat_is_refused(heartbeat):
     fleet = Fleet()
     with pytest.raises(InvalidInput, match="update the worker"):
-        fleet.beat(**said)
+        fleet.beat(**heartbeat)
     assert not fleet.registry.workers
 
 
-def test_room_is_told_when_frames_may_fit_that_did_not_before():
+def test_capacity_callback_fires_when_more_frames_may_fit():
     fleet = Fleet()
-    told = []
-    fleet.registry.on_capacity = lambda: told.append(1)
+    notified = []
+    fleet.registry.on_capacity = lambda: notified.append(1)
     fleet.beat()
-    assert told
-    told.clear()
+    assert notified
+    notified.clear()
     fleet.beat()
-    assert not told
+    assert not notified
     fleet.place(FRAME, 10)
     fleet.registry.release_allocations(id_of("w"), [(100, 1)])
-    assert told
+    assert notified
 
 
-def test_an_explanation_names_each_worker_and_what_it_lacks():
+def test_explanation_names_each_worker_and_what_it_lacks():
     fleet = Fleet()
     fleet.beat("full", slots=1)
     fleet.place(FRAME)
@@ -436,10 +436,10 @@ def test_an_explanation_names_each_worker_and_what_it_lacks():
     fleet.beat("ending", draining=True)
     fleet.beat("tight", cores=150)
     fleet.registry.record_allocations(id_of("tight"), [(900, 1)], FRAME.need)
-    told = fleet.registry.plan(FRAME, 1).explain()
-    assert told.reason is Reason.POOL_OVERLOADED
-    assert told.considered == 5
-    assert {each.name: each.why for each in told.passed} == {
+    explanation = fleet.registry.plan(FRAME, 1).explain()
+    assert explanation.reason is Reason.POOL_OVERLOADED
+    assert explanation.considered == 5
+    assert {each.name: each.why for each in explanation.passed} == {
         "full": "its 1 slots are in use",
         "small": "a frame needs more than its total capacity",
         "loaded": "other work uses 97 % of its CPU",
@@ -451,7 +451,7 @@ def test_an_explanation_names_each_worker_and_what_it_lacks():
     assert "its label node.disk must be ssd, but it is not set" in {each.why for each in labelled.passed}
 
 
-def test_an_explanation_agrees_with_the_plan_when_there_is_room():
+def test_explanation_agrees_with_the_plan_when_capacity_is_left():
     fleet = Fleet()
     fleet.beat()
     plan = fleet.registry.plan(FRAME, 20)
@@ -460,7 +460,7 @@ def test_an_explanation_agrees_with_the_plan_when_there_is_room():
     assert plan.explain().reason is None
 
 
-def test_many_classes_and_few_workers_keep_the_views_bounded(monkeypatch):
+def test_rankings_cache_is_bounded_with_many_requirements(monkeypatch):
     monkeypatch.setattr("rota.placement.registry.RANKINGS_MAX", 5)
     fleet = Fleet()
     fleet.beat()
@@ -469,17 +469,17 @@ def test_many_classes_and_few_workers_keep_the_views_bounded(monkeypatch):
     assert len(fleet.registry._rankings) == 5
 
 
-def test_a_thousand_changes_of_one_worker_leave_no_pile_of_stale_entries():
+def test_ranking_does_not_accumulate_stale_entries():
     fleet = Fleet()
     fleet.beat()
     fleet.registry.plan(FRAME, 1)
     for _ in range(1000):
         fleet.registry.unreserve(fleet.registry.reserve(fleet.registry.plan(FRAME, 1)))
-    (view,) = fleet.registry._rankings[FRAME]
-    assert len(view._order) < 200
+    (ranking,) = fleet.registry._rankings[FRAME]
+    assert len(ranking._order) < 200
 
 
-def test_the_system_clock_is_the_default():
+def test_registry_uses_the_system_clock_by_default():
     registry = WorkerRegistry()
     registry.set_routes(routes({"*": ("farm",)}, pool("farm")))
     registry.record_heartbeat(Heartbeat(worker=id_of("w"), name="w", pool="farm", number=0, slots=1, cores=100))

@@ -1,4 +1,4 @@
-"""Topics, pools, classes and pools.yaml: which pools may run what, decided without any server."""
+"""Topics, pools, requirements and pools.yaml: which pools may run what. Needs no server."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def names(found):
     return [each.name for each in found]
 
 
-def test_the_exact_topic_wins_over_globs_and_the_most_specific_glob_over_others():
+def test_exact_topic_wins_over_globs_and_the_most_specific_glob_wins_over_others():
     given = routes(
         {"*": ("local",), "render.*": ("farm",), "render.*.big": ("gpu",), "render.a": ("cloud",)},
         *(FARM, CLOUD, GPU, LOCAL),
@@ -29,27 +29,27 @@ def test_the_exact_topic_wins_over_globs_and_the_most_specific_glob_over_others(
     assert names(given.pools_for("mail")) == ["local"]
 
 
-def test_a_dot_in_a_glob_is_a_dot_and_a_star_any_text():
+def test_glob_dot_is_literal_and_star_matches_any_text():
     given = routes({"a.*": ("farm",)}, FARM)
     assert given.pools_for("ab") == ()
     assert names(given.pools_for("a.b.c")) == ["farm"]
     assert names(given.pools_for("a.\n")) == ["farm"]
 
 
-def test_where_nothing_is_configured_every_topic_goes_to_the_pool_local():
+def test_topics_without_any_route_go_to_the_pool_local():
     assert names(routes({}, LOCAL, FARM).pools_for("anything")) == ["local"]
     assert routes({}, LOCAL, FARM).uses_default_pool
     assert routes({}, FARM).pools_for("anything") == ()
 
 
-def test_the_first_topic_that_is_configured_ends_the_default():
+def test_first_configured_topic_disables_the_default_pool():
     given = routes({"a": ("farm",)}, LOCAL, FARM)
     assert given.pools_for("b") == ()
     assert not given.uses_default_pool
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reason", "told"),
+    ("requirements", "reason", "message"),
     [
         (requirements_of("b"), Reason.NO_POOL_MAPPING, "No pool is mapped to the topic b"),
         (requirements_of("a", labels={"preferred_pool": "cloud"}), Reason.NO_POOL_MAPPING, "prefers the pool cloud"),
@@ -57,35 +57,35 @@ def test_the_first_topic_that_is_configured_ends_the_default():
         (requirements_of("d"), Reason.NO_WORKERS, "cloud is draining"),
     ],
 )
-def test_what_no_pool_takes_is_refused_with_a_reason_and_a_sentence(wanted, reason, told):
+def test_frame_that_no_pool_accepts_is_refused_with_reason_and_message(requirements, reason, message):
     drained = pool("cloud", status=PoolStatus.DRAINING)
-    found = eligible_pools(wanted, routes({"a": ("farm", "gpu"), "d": ("cloud",)}, FARM, GPU, drained))
+    found = eligible_pools(requirements, routes({"a": ("farm", "gpu"), "d": ("cloud",)}, FARM, GPU, drained))
     assert found.reason is reason
-    assert told in found.sentence
+    assert message in found.sentence
     assert not found.pools
 
 
-def test_requires_is_a_subset_of_what_the_pool_provides_whatever_the_case_and_spaces():
+def test_required_capabilities_match_pools_independent_of_case_and_spaces():
     given = routes({"a": ("farm", "gpu")}, FARM, GPU)
     assert names(eligible_pools(requirements_of("a", [" GPU "]), given).pools) == ["gpu"]
     assert names(eligible_pools(requirements_of("a"), given).pools) == ["farm", "gpu"]
 
 
-def test_the_preferred_pool_narrows_to_that_pool():
+def test_preferred_pool_restricts_placement_to_that_pool():
     given = routes({"a": ("farm", "gpu")}, FARM, GPU)
     assert names(eligible_pools(requirements_of("a", labels={"preferred_pool": "gpu"}), given).pools) == ["gpu"]
 
 
-def test_only_hints_of_placement_are_part_of_a_class():
-    business = {"ticket": "7", "dept": "fx", "preferred": "x", "placementzone": "y"}
+def test_requirements_include_only_placement_labels():
+    unrelated = {"ticket": "7", "dept": "fx", "preferred": "x", "placementzone": "y"}
     hints = {"placement.zone": "b", "node.disk": "ssd", "constraint.docker": "true"}
-    assert requirements_of("a", labels=business) == requirements_of("a")
-    found = requirements_of("a", labels={**business, **hints, "preferred_worker_id": " w1 ", "preferred_pool": " "})
+    assert requirements_of("a", labels=unrelated) == requirements_of("a")
+    found = requirements_of("a", labels={**unrelated, **hints, "preferred_worker_id": " w1 ", "preferred_pool": " "})
     assert dict(found.labels) == hints
     assert (found.preferred_worker, found.preferred_pool) == ("w1", None)
 
 
-def test_a_class_has_one_digest_however_it_was_written():
+def test_requirements_digest_is_independent_of_notation():
     one = requirements_of("a", ["B", "a"], {"node.x": "1", "node.a": "2"}, cores=50, gpus=1, memory_mb=7)
     other = requirements_of(
         "a", [" a", "b", "A"], {"node.a": "2", "node.x": "1", "who": "me"}, cores=50, gpus=1, memory_mb=7
@@ -107,12 +107,12 @@ def test_a_class_has_one_digest_however_it_was_written():
     assert len(differing | {requirements_of("a", ["x"]).digest(), requirements_of("a", memory_mb=1).digest()}) == 5
 
 
-def test_a_frame_cannot_ask_for_less_than_nothing():
+def test_negative_resources_are_refused():
     with pytest.raises(InvalidInput, match="negative resources"):
         requirements_of("a", cores=-1)
 
 
-def test_a_pool_that_drains_counts_as_inactive_when_its_time_is_over():
+def test_draining_pool_becomes_inactive_after_its_timeout():
     spec = PoolSpec(name="p", status=PoolStatus.DRAINING, drain_started_ms=1000, drain_timeout_s=10)
     assert spec.status_at(10_999) is PoolStatus.DRAINING
     assert spec.status_at(11_000) is PoolStatus.INACTIVE
@@ -131,7 +131,7 @@ def test_every_reason_has_a_meaning_and_every_level_a_reason():
     assert not Reason.NO_POOL_MAPPING.waits
 
 
-def test_the_file_has_topics_and_pools_as_people_write_them():
+def test_pools_file_is_parsed_in_its_short_and_long_forms():
     text = """
     topics: {job.a: default, job.b: [p1, p2], "render.*": farm}
     pools:
@@ -147,7 +147,7 @@ def test_the_file_has_topics_and_pools_as_people_write_them():
     assert file.pools["farm"] == PoolSpec(name="farm")
 
 
-def test_comments_and_order_do_not_make_another_file():
+def test_pools_file_digest_ignores_comments_and_order():
     one = parse_pools_file("topics: {a: p, b: q}\npools: {p: {}, q: {requires: [x, y]}}")
     other = parse_pools_file("# hello\npools: {q: {requires: [y, X]}, p: }\ntopics: {b: q, a: [p]}")
     assert one.digest() == other.digest()
@@ -155,7 +155,7 @@ def test_comments_and_order_do_not_make_another_file():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("topics: {a: p}\nqueues: {}", "f:2: 'queues' is not a known key"),
         ("pools:\n  p:\n    provides: [x]", "f:3: 'provides' is not a property of a pool"),
@@ -176,24 +176,24 @@ def test_comments_and_order_do_not_make_another_file():
         ("a: &x [*x]", "'a' is not a known key"),
     ],
 )
-def test_a_slip_in_the_file_is_refused_with_its_line(text, told):
+def test_invalid_pools_file_is_refused_with_its_line(text, message):
     with pytest.raises(InvalidInput) as refused:
         parse_pools_file(text, "f")
-    assert told in refused.value.sentence
+    assert message in refused.value.sentence
     assert refused.value.sentence.endswith(".")
 
 
-def test_an_empty_file_configures_nothing():
+def test_empty_pools_file_configures_nothing():
     assert parse_pools_file("") == parse_pools_file("topics:\npools: ~") == parse_pools_file("# nothing yet")
 
 
-def test_one_replica_feeds_a_worker_and_only_its_own_workers_move_when_it_goes():
+def test_worker_has_one_owning_replica_and_only_the_workers_of_a_lost_replica_move():
     replicas, workers = ["a", "b", "c"], [id_of(str(number)) for number in range(300)]
     before = {worker: owning_replica(worker, replicas) for worker in workers}
     assert all(sum(owns_worker(replica, worker, replicas) for replica in replicas) == 1 for worker in workers)
     assert {worker: owning_replica(worker, reversed(replicas)) for worker in workers} == before
     after = {worker: owning_replica(worker, ["a", "c"]) for worker in workers}
     assert all(after[worker] == before[worker] for worker in workers if before[worker] != "b")
-    shares = [sum(fed == replica for fed in before.values()) for replica in replicas]
+    shares = [sum(owner == replica for owner in before.values()) for replica in replicas]
     assert min(shares) > 60
     assert owning_replica(workers[0], []) is None

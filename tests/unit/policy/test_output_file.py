@@ -1,4 +1,4 @@
-"""The sections of a policy file about outputs: read whole, and what is wrong is told with its line."""
+"""The output sections of a policy file: valid ones are parsed whole, invalid ones refused with their line."""
 
 import pytest
 
@@ -35,7 +35,7 @@ output_rules:
     reason: It is secret.
     enabled: false
 """
-WRONG = [
+INVALID = [
     ("output_policy: {enable: true}", 2, "did you mean enabled?"),
     ("output_policy: {fail_mode: maybe}", 2, "one of"),
     ("output_policy:\n  topics: {'job.[a': hold}", 3, "not a valid glob"),
@@ -68,7 +68,7 @@ WRONG = [
 ]
 
 
-def test_everything_that_may_stand_in_a_file_is_read():
+def test_output_sections_are_parsed_whole():
     sections = parse(GOOD).sections
     assert sections["output_policy"].topics == {"job.pay.*": OutputScanMode.HOLD, "job.*": OutputScanMode.FAIL_CLOSED}
     assert sections["output_policy"].fail_mode is OutputScanMode.PASS
@@ -83,9 +83,9 @@ def test_everything_that_may_stand_in_a_file_is_read():
     assert (rule.match.output_size_gt, rule.match.has_error) == (10, False)
 
 
-@pytest.mark.parametrize(("text", "line", "told"), WRONG)
-def test_what_is_wrong_is_told_with_its_line(text, line, told):
+@pytest.mark.parametrize(("text", "line", "message"), INVALID)
+def test_invalid_output_section_is_refused_with_its_line(text, line, message):
     with pytest.raises(InvalidInput) as refused:
         parse(f"default_decision: allow\n{text}\n", "p.yaml")
     assert refused.value.sentence.startswith(f"p.yaml:{line}: ")
-    assert told in refused.value.sentence
+    assert message in refused.value.sentence

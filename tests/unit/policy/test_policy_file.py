@@ -1,4 +1,4 @@
-"""A policy file with a slip is refused whole, with the line and one sentence."""
+"""An invalid policy file is refused whole, with the line and one sentence."""
 
 import pytest
 
@@ -10,7 +10,7 @@ RULE = "rules:\n  - id: it\n    decision: deny\n    "
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "because"),
+    ("text", "line", "message"),
     [
         ("", 1, "empty"),
         ("- a", 1, "mapping"),
@@ -78,15 +78,15 @@ RULE = "rules:\n  - id: it\n    decision: deny\n    "
         ("rules:\n  - id: 'a\\tb\x07'", 2, ""),
     ],
 )
-def test_a_slip_is_refused_with_its_line(text, line, because):
+def test_invalid_policy_file_is_refused_with_its_line(text, line, message):
     with pytest.raises(InvalidInput) as refused:
         parse(text, "p.yaml")
     assert refused.value.sentence.startswith(f"p.yaml:{line}: ") or "characters" in refused.value.sentence
-    assert because in refused.value.sentence
+    assert message in refused.value.sentence
     assert "\n" not in refused.value.sentence
 
 
-def test_more_than_a_mebibyte_of_rules_is_refused(tmp_path):
+def test_policy_file_over_the_size_limit_is_refused(tmp_path):
     path = tmp_path / "policy.yaml"
     rule = "  - {id: r%d, decision: deny, match: {shows: [alpha], topics: [job.render]}}\n"
     path.write_text("rules:\n" + "".join(rule % n for n in range(30_000)))
@@ -95,7 +95,7 @@ def test_more_than_a_mebibyte_of_rules_is_refused(tmp_path):
         load(path)
 
 
-def test_more_rules_than_are_taken_are_refused():
+def test_policy_file_with_too_many_rules_is_refused():
     with pytest.raises(InvalidInput, match="5000 entries at most"):
         parse("rules:\n" + "".join(f"  - {{id: r{n}, decision: deny}}\n" for n in range(5001)))
 
@@ -103,17 +103,17 @@ def test_more_rules_than_are_taken_are_refused():
 @pytest.mark.parametrize(
     "make", [lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff\xfe\n"), lambda path: None]
 )
-def test_what_is_no_text_is_refused(tmp_path, make):
+def test_unreadable_policy_file_is_refused(tmp_path, make):
     path = tmp_path / "policy.yaml"
     make(path)
     with pytest.raises(InvalidInput):
         load(path)
 
 
-def test_a_snapshot_is_the_hash_of_what_stands_in_the_file():
+def test_policy_snapshot_is_a_hash_of_the_file():
     assert snapshot_id("version: 1") == snapshot_id("version: 1") != snapshot_id("version: 1 ")
 
 
-def test_the_file_may_say_what_silence_means():
+def test_policy_file_may_set_the_fail_mode():
     assert parse("input_policy: {fail_mode: open}").fail_mode == "open"
     assert parse("version: 1").fail_mode is None

@@ -1,4 +1,4 @@
-"""Rules: for which jobs one is, which of several decides, and what is said when a condition gives no answer."""
+"""Policy rules: which jobs a rule matches, which rule decides, and what happens when a condition fails to evaluate."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def one_rule(match="{}", when="", decision="allow", more=""):
     return policy(f"rules:\n  - id: it\n    match: {match}\n{condition}    decision: {decision}\n{more}")
 
 
-def is_for(match="{}", when="", job=JOB):
+def matches(match="{}", when="", job=JOB):
     return one_rule(match, when).evaluate(job).word.rule == "it"
 
 
@@ -66,8 +66,8 @@ def is_for(match="{}", when="", job=JOB):
         "{tasks: [render]}",
     ],
 )
-def test_a_rule_is_for_jobs_that_meet_every_part(match):
-    assert is_for(match)
+def test_rule_matches_a_job_that_meets_every_condition(match):
+    assert matches(match)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_rule_is_for_jobs_that_meet_every_part(match):
         "{pack_ids: ['?']}",
     ],
 )
-def test_a_rule_is_not_for_jobs_that_miss_one_part(match):
-    assert not is_for(match)
+def test_rule_does_not_match_a_job_that_misses_one_condition(match):
+    assert not matches(match)
 
 
-def test_a_tenant_is_the_show_unless_the_job_names_one():
-    assert is_for("{tenants: [t1]}", job=PolicyRequest(show="alpha", topic="t", tenant="t1"))
-    assert not is_for("{tenants: [alpha]}", job=PolicyRequest(show="alpha", topic="t", tenant="t1"))
+def test_tenant_defaults_to_the_show():
+    assert matches("{tenants: [t1]}", job=PolicyRequest(show="alpha", topic="t", tenant="t1"))
+    assert not matches("{tenants: [alpha]}", job=PolicyRequest(show="alpha", topic="t", tenant="t1"))
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_tenant_is_the_show_unless_the_job_names_one():
         '!topic.contains("// no comment")',
     ],
 )
-def test_a_condition_holds(when):
-    assert is_for(when=when)
+def test_true_condition_matches(when):
+    assert matches(when=when)
 
 
 @pytest.mark.parametrize("when", ["frames > 100", "topic.matches('^render')", "labels.env == 'dev'", "false"])
-def test_a_condition_does_not_hold(when):
-    assert not is_for(when=when)
+def test_false_condition_does_not_match(when):
+    assert not matches(when=when)
 
 
 @pytest.mark.parametrize(
-    ("when", "because"),
+    ("when", "message"),
     [
         ("labels.nope == 'x'", "'nope'"),
         ("frames", "not a boolean"),
@@ -134,21 +134,21 @@ def test_a_condition_does_not_hold(when):
     ],
 )
 @pytest.mark.parametrize("decision", ["allow", "deny", "throttle", "require_approval"])
-def test_a_condition_without_an_answer_denies(when, because, decision):
-    word = one_rule(when=when, decision=decision).evaluate(JOB).word
-    assert (word.says, word.rule) == (PolicyEffect.DENY, "it")
-    assert because in word.reason
+def test_condition_that_fails_to_evaluate_denies(when, message, decision):
+    decided = one_rule(when=when, decision=decision).evaluate(JOB).word
+    assert (decided.says, decided.rule) == (PolicyEffect.DENY, "it")
+    assert message in decided.reason
 
 
-def test_a_condition_that_could_take_long_denies_and_does_not_run():
+def test_condition_that_could_take_too_long_denies_without_running():
     names = tuple(f"n{n}" for n in range(2000))
     job = PolicyRequest(show="alpha", topic="t", tasks=names, env_names=names)
-    word = one_rule(when="tasks.all(t, env_names.all(e, e != '' && t != ''))").evaluate(job).word
-    assert word.says is PolicyEffect.DENY
-    assert "too expensive" in word.reason
+    decided = one_rule(when="tasks.all(t, env_names.all(e, e != '' && t != ''))").evaluate(job).word
+    assert decided.says is PolicyEffect.DENY
+    assert "too expensive" in decided.reason
 
 
-def test_a_condition_that_is_not_reached_is_not_asked():
+def test_condition_that_is_not_reached_is_not_evaluated():
     text = """
 rules:
   - {id: first, decision: allow}
@@ -158,26 +158,26 @@ rules:
     assert policy(text).evaluate(JOB).word.rule == "first"
 
 
-def test_the_first_rule_that_is_for_a_job_decides():
+def test_first_matching_rule_decides():
     others = "{id: b, decision: throttle}, {id: c, decision: allow}"
     text = f"rules: [{{id: a, match: {{shows: [beta]}}, decision: allow}}, {others}]"
     assert policy(text).evaluate(JOB).word.rule == "b"
 
 
-def test_a_denial_decides_wherever_it_stands():
+def test_matching_denial_decides_at_any_position():
     text = "rules: [{id: a, decision: allow}, {id: b, decision: deny, reason: not here}, {id: c, decision: deny}]"
-    word = policy(text).evaluate(JOB).word
-    assert (word.says, word.rule, word.reason) == (PolicyEffect.DENY, "b", "not here")
+    decided = policy(text).evaluate(JOB).word
+    assert (decided.says, decided.rule, decided.reason) == (PolicyEffect.DENY, "b", "not here")
 
 
-def test_without_a_rule_the_default_decides_and_that_is_deny():
+def test_job_without_a_matching_rule_gets_the_default_which_is_deny():
     assert policy("version: 1").evaluate(JOB).word.says is PolicyEffect.DENY
     assert policy("default_decision: permit").evaluate(JOB).word.says is PolicyEffect.ALLOW
     assert policy("default_decision: block").evaluate(JOB).word.reason == NO_RULE_REASON
 
 
 @pytest.mark.parametrize(
-    ("decision", "says"),
+    ("decision", "effect"),
     [
         ("allow", PolicyEffect.ALLOW),
         ("Permit", PolicyEffect.ALLOW),
@@ -188,22 +188,22 @@ def test_without_a_rule_the_default_decides_and_that_is_deny():
         ("throttle", PolicyEffect.THROTTLE),
     ],
 )
-def test_decisions_have_synonyms(decision, says):
-    assert one_rule(decision=decision).evaluate(JOB).word.says is says
+def test_decision_names_have_synonyms(decision, effect):
+    assert one_rule(decision=decision).evaluate(JOB).word.says is effect
 
 
-def test_an_allowance_with_constraints_says_so():
+def test_allow_rule_with_constraints_has_its_own_effect():
     more = (
         "    constraints: {budgets: {max_runtime_ms: 5000, max_retries: 0}, sandbox: {isolated: true, allow: [a, 2]}}\n"
     )
-    word = one_rule(more=more).evaluate(JOB).word
-    assert word.says is PolicyEffect.ALLOW_WITH_CONSTRAINTS
-    assert word.constraints == Constraints(
+    decided = one_rule(more=more).evaluate(JOB).word
+    assert decided.says is PolicyEffect.ALLOW_WITH_CONSTRAINTS
+    assert decided.constraints == Constraints(
         budgets=PolicyBudgets(max_runtime_ms=5000, max_retries=0), sandbox={"isolated": True, "allow": ["a", 2]}
     )
 
 
-def test_a_word_carries_what_its_rule_says():
+def test_decision_carries_approval_remediations_and_reason_of_its_rule():
     text = """
 rules:
   - id: gate
@@ -212,21 +212,21 @@ rules:
     approval: {quorum: 2, expires: 1h, approvers: [ann, bob, eve]}
     remediations: [{id: smaller, title: Less, replacement_topic: job.small, add_labels: {a: b}, remove_labels: [c]}]
 """
-    word = policy(text).evaluate(JOB).word
-    assert word.approval == ApprovalTerms(quorum=2, expires_s=3600.0, approvers=("ann", "bob", "eve"))
-    assert word.remediations == (
+    decided = policy(text).evaluate(JOB).word
+    assert decided.approval == ApprovalTerms(quorum=2, expires_s=3600.0, approvers=("ann", "bob", "eve"))
+    assert decided.remediations == (
         Remediation(
             id="smaller", title="Less", replacement_topic="job.small", add_labels={"a": "b"}, remove_labels=("c",)
         ),
     )
-    assert (word.reason, word.snapshot) == ("people look at these", snapshot_id(text))
+    assert (decided.reason, decided.snapshot) == ("people look at these", snapshot_id(text))
 
 
-def test_a_throttle_has_its_delay():
+def test_throttle_decision_has_its_delay():
     assert one_rule(decision="throttle", more="    delay: 250ms\n").evaluate(JOB).word.delay_s == 0.25
 
 
-def test_limits_that_deny_speak_first():
+def test_rate_limits_that_deny_come_first():
     text = """
 default_decision: allow
 rules:
@@ -241,12 +241,12 @@ rules:
     assert [limit.value for limit in ruling.limits] == ['["job.render.beauty"]', '["alpha","prod"]']
 
 
-def test_what_is_denied_anyway_is_not_counted():
+def test_denied_job_is_not_counted_against_rate_limits():
     text = "rules: [{id: slow, decision: throttle, velocity: {max_requests: 5, window: 1min}}]"
     assert policy(text).evaluate(JOB).limits == ()
 
 
-def test_every_rule_is_explained():
+def test_explain_reports_the_status_of_every_rule():
     text = """
 rules:
   - {id: a, decision: allow, match: {shows: [beta]}}
@@ -265,7 +265,7 @@ rules:
     assert [each.line for each in found] == [3, 4, 5, 6, 7, 8]
 
 
-def test_rules_beside_many_others_are_found_by_what_they_are_for():
+def test_rule_is_found_among_many_others():
     many = "".join(
         f"  - {{id: r{n}, decision: throttle, match: {{{part}}}}}\n"
         for n in range(300)
@@ -296,9 +296,9 @@ def test_rules_beside_many_others_are_found_by_what_they_are_for():
         ("a*", "a", True),
     ],
 )
-def test_globs(glob, name, fits):
+def test_glob_matches_as_documented(glob, name, fits):
     assert GlobSet([glob]).matches(name) is fits
 
 
-def test_a_glob_of_many_stars_is_quick():
+def test_glob_with_many_stars_runs_in_linear_time():
     assert not GlobSet(["a*a*a*a*b"]).matches("a" * 100_000)

@@ -1,4 +1,4 @@
-"""Tokens and the bitmaps they travel in."""
+"""Tokens and their bitmaps."""
 
 from uuid import UUID
 
@@ -14,39 +14,39 @@ from rota.queue.tokens import CLAIM_MAX, check_tokens, masks_of, tokens_in
 TOKENS = st.sets(st.integers(0, 5 * CLAIM_MAX), max_size=60)
 
 
-def back(masks):
+def decode(masks):
     return sorted(token for claim, mask in zip(*masks, strict=True) for token in tokens_in(claim, mask))
 
 
 @given(TOKENS)
-def test_tokens_come_back_from_their_bitmaps(tokens):
-    assert back(masks_of(tokens)) == sorted(tokens)
+def test_tokens_survive_their_bitmaps(tokens):
+    assert decode(masks_of(tokens)) == sorted(tokens)
 
 
 @given(st.integers(0, 3 * CLAIM_MAX), st.integers(0, 1200))
-def test_a_range_has_the_bitmaps_of_its_tokens(first, number):
+def test_token_range_has_the_bitmaps_of_its_tokens(first, number):
     tokens = range(first, first + number)
-    assert back(masks_of(tokens)) == list(tokens)
+    assert decode(masks_of(tokens)) == list(tokens)
     assert masks_of(tokens)[0] == masks_of(list(tokens))[0]
 
 
-def test_a_bitmap_ends_with_its_last_token():
+def test_bitmap_ends_with_its_last_token():
     [claim], [mask] = masks_of([7 * CLAIM_MAX + 2])
     assert (claim, mask) == (7, asyncpg.BitString("001"))
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**53], range(5000)])
-def test_what_cannot_be_tokens_is_refused(tokens):
+def test_invalid_tokens_are_refused(tokens):
     with pytest.raises(InvalidInput):
         check_tokens(tokens)
 
 
-def test_pieces_leave_out_what_was_cancelled_and_keep_frames_in_step():
+def test_claimed_ranges_skip_cancelled_tokens_and_keep_frames_aligned():
     job, layer = UUID(int=1), UUID(int=2)
     claim = Claim(
         3, 1, 0, 6, (3 * 512 + 1, 3 * 512 + 4), [4, 2], [job] * 2, [layer] * 2, [10, 50], [1, 2], [None, b"x"]
     )
-    assert [(piece.tokens, piece.frames, piece.attempt, piece.payload) for piece in claim.ranges()] == [
+    assert [(claimed.tokens, claimed.frames, claimed.attempt, claimed.payload) for claimed in claim.ranges()] == [
         (range(1536, 1537), range(10, 11), 1, None),
         (range(1538, 1540), range(12, 14), 1, None),
         (range(1541, 1542), range(51, 52), 2, b"x"),

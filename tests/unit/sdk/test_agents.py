@@ -1,4 +1,4 @@
-"""How agents are declared."""
+"""Declaring agents."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ def app():
     return Rota()
 
 
-def test_a_function_stays_what_it_was(app):
+def test_agent_function_stays_callable(app):
     @app.agent(every="30s", timeout="2min", error_interval=5)
     def beat():
         return 42
@@ -28,7 +28,7 @@ def test_a_function_stays_what_it_was(app):
     assert agent.call(None) == 42
 
 
-def test_a_body_may_take_its_run(app):
+def test_agent_function_may_take_its_run(app):
     @app.agent(every=1)
     async def beat(run, more=1):
         return run, more
@@ -37,14 +37,14 @@ def test_a_body_may_take_its_run(app):
     assert app.recurring["beat"].is_async
 
 
-def test_one_moment_needs_its_time_zone(app):
+def test_one_time_agent_needs_a_time_zone(app):
     app.agent(at=datetime(2030, 1, 1, tzinfo=UTC), name="party")(lambda: None)
     assert app.recurring["party"].spec.schedule == OneTimeSchedule(1_893_456_000_000)
     with pytest.raises(InvalidInput, match="has no time zone"):
         app.agent(at=datetime(2030, 1, 1), name="other")(lambda: None)  # noqa: DTZ001
 
 
-def test_a_task_is_submitted(app):
+def test_task_declared_as_an_agent_is_submitted(app):
     @app.agent(every="1h", name="hourly")
     @app.task(cores=2)
     def report(day=None):
@@ -56,7 +56,7 @@ def test_a_task_is_submitted(app):
     assert report("monday") == "monday"
 
 
-def test_a_call_is_submitted_with_its_arguments(app):
+def test_task_call_declared_as_an_agent_is_submitted_with_its_arguments(app):
     @app.task
     def report(day):
         return day
@@ -66,7 +66,7 @@ def test_a_call_is_submitted_with_its_arguments(app):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "complaint"),
+    ("options", "complaint"),
     [
         ({}, "needs exactly one schedule"),
         ({"every": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)}, "needs exactly one schedule"),
@@ -77,27 +77,27 @@ def test_a_call_is_submitted_with_its_arguments(app):
         ({"every": 1, "group": "a b"}, "agent group"),
     ],
 )
-def test_what_makes_no_agent_is_refused_with_a_sentence(app, wanted, complaint):
+def test_invalid_agent_options_are_refused_with_a_reason(app, options, complaint):
     def beat():
         return None
 
     with pytest.raises(InvalidInput, match=complaint):
-        app.agent(**wanted)(beat)
+        app.agent(**options)(beat)
     assert not app.recurring
 
 
-def test_two_agents_of_one_name_are_refused(app):
+def test_duplicate_agent_name_is_refused(app):
     app.agent(every=1, name="beat")(lambda: None)
     with pytest.raises(InvalidInput, match="Agent 'beat' is declared twice"):
         app.agent(every=1, name="beat")(lambda: None)
 
 
-def test_a_body_with_more_arguments_is_refused(app):
+def test_agent_function_with_more_arguments_is_refused(app):
     with pytest.raises(InvalidInput, match="accept none, or one"):
         app.agent(every=1, name="beat")(lambda _run, _more: None)
 
 
-def test_one_hook_says_what_kind_a_failure_is(app):
+def test_app_has_one_failure_classifier(app):
     @app.classify_failure
     def kind(error):
         return "THROTTLED" if isinstance(error, KeyError) else None

@@ -1,4 +1,4 @@
-"""Calls of the API by the SDK: repeated when that does no harm, raised as what they are, never showing the key."""
+"""API calls of the SDK: retried only if safe, errors mapped to exceptions, the key never shown."""
 
 import asyncio
 import logging
@@ -35,90 +35,92 @@ KEY = "rota_0123456789_" + "k" * 39
 IDEMPOTENT = {"idempotent": True}
 
 
-def wire(server, **more):
+def http_client(server, **more):
     return HttpClient(
         lambda: ApiEndpoint(server.url, KEY), clock=MovableClock(datetime(2030, 1, 1, tzinfo=UTC)), **more
     )
 
 
-async def test_what_may_be_repeated_is_until_it_is_answered():
+async def test_idempotent_call_is_retried_until_answered():
     async with answering(CUT, answer(502, b"<html>"), problem(503, "postgres_unavailable"), answer(body=5)) as server:
-        asking = wire(server)
-        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
-        await asking.close()
+        client = http_client(server)
+        assert await client.call("GET", "/jobs", int, **IDEMPOTENT) == 5
+        await client.close()
     assert [(each.method, each.path) for each in server.heard] == [("GET", "/api/v1/jobs")] * 4
     assert server.heard[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-async def test_what_may_not_be_repeated_is_sent_once_and_said_to_be_unknown():
+async def test_non_idempotent_call_is_sent_once_and_reported_as_unknown_outcome():
     async with answering(CUT) as server:
-        asking = wire(server)
+        client = http_client(server)
         with pytest.raises(Unavailable, match="the outcome of the request is unknown"):
-            await asking.call("POST", "/shows", int, idempotent=False, body={"name": "film"})
-        await asking.close()
+            await client.call("POST", "/shows", int, idempotent=False, body={"name": "film"})
+        await client.close()
     assert len(server.heard) == 1
 
 
-async def test_a_server_that_may_have_begun_is_not_asked_twice_either():
+async def test_non_idempotent_call_is_not_retried_after_a_server_error():
     async with answering(problem(503, "postgres_unavailable"), answer(body=5)) as server:
-        asking = wire(server)
+        client = http_client(server)
         with pytest.raises(errors.PostgresUnavailable):
-            await asking.call("POST", "/shows", int, idempotent=False)
-        await asking.close()
+            await client.call("POST", "/shows", int, idempotent=False)
+        await client.close()
     assert len(server.heard) == 1
 
 
-async def test_who_sends_too_much_waits_for_as_long_as_it_is_told_to():
+async def test_rate_limited_call_waits_for_the_given_time():
     clock = MovableClock(datetime(2030, 1, 1, tzinfo=UTC))
     async with answering(problem(429, "rate_limited", retry_after="17"), answer(body=5)) as server:
-        asking = HttpClient(lambda: ApiEndpoint(server.url, KEY), clock=clock)
-        assert await asking.call("POST", "/shows", int, idempotent=False) == 5
-        await asking.close()
+        client = HttpClient(lambda: ApiEndpoint(server.url, KEY), clock=clock)
+        assert await client.call("POST", "/shows", int, idempotent=False) == 5
+        await client.close()
     assert clock.now >= datetime(2030, 1, 1, 0, 0, 17, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("said", [CUT, problem(503, "unavailable", retry_after="3600")])
-async def test_patience_ends(said):
-    async with answering(said) as server:
-        asking = wire(server, retry_budget_s=60)
+@pytest.mark.parametrize("response", [CUT, problem(503, "unavailable", retry_after="3600")])
+async def test_retries_end_after_the_retry_budget(response):
+    async with answering(response) as server:
+        client = http_client(server, retry_budget_s=60)
         with pytest.raises(Unavailable):
-            await asking.call("GET", "/jobs", int, **IDEMPOTENT)
-        await asking.close()
-    assert len(server.heard) == 1 if said is not CUT else 10 < len(server.heard) < 60
+            await client.call("GET", "/jobs", int, **IDEMPOTENT)
+        await client.close()
+    assert len(server.heard) == 1 if response is not CUT else 10 < len(server.heard) < 60
 
 
-async def test_nobody_there_is_one_sentence():
+async def test_unreachable_server_raises_unavailable():
     async with answering(CUT) as server:
         pass
-    asking = wire(server, retry_budget_s=1)
+    client = http_client(server, retry_budget_s=1)
     with pytest.raises(Unavailable, match=rf"Rota at {server.url} does not answer \(ConnectError\)"):
-        await asking.call("POST", "/shows", int, idempotent=False)
-    await asking.close()
+        await client.call("POST", "/shows", int, idempotent=False)
+    await client.close()
 
 
-async def test_rota_is_found_again_where_it_came_back():
+async def test_client_resolves_the_endpoint_again_after_a_restart():
     async with answering(CUT) as before, answering(answer(body=5)) as after:
-        places = iter([before, InvalidSetting("down"), after, after])
+        endpoints = iter([before, InvalidSetting("down"), after, after])
 
         def find():
-            place = next(places)
-            if isinstance(place, Exception):
-                raise place
-            return ApiEndpoint(place.url, KEY)
+            endpoint = next(endpoints)
+            if isinstance(endpoint, Exception):
+                raise endpoint
+            return ApiEndpoint(endpoint.url, KEY)
 
-        asking = HttpClient(find, clock=MovableClock())
-        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
-        await asking.close()
+        client = HttpClient(find, clock=MovableClock())
+        assert await client.call("GET", "/jobs", int, **IDEMPOTENT) == 5
+        await client.close()
     assert (len(before.heard), len(after.heard)) == (2, 1)
 
 
-def kinds(kind=RotaError):
-    below = [each for each in kind.__subclasses__() if each.__module__ == errors.__name__]
-    return [kind, *(found for each in below for found in kinds(each))]
+def error_classes(root=RotaError):
+    below = [each for each in root.__subclasses__() if each.__module__ == errors.__name__]
+    return [root, *(found for each in below for found in error_classes(each))]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if not issubclass(kind, (JobNotSucceeded, RunNotSucceeded))])
-def test_a_refusal_is_the_exception_of_its_code(kind):
+@pytest.mark.parametrize(
+    "kind", [kind for kind in error_classes() if not issubclass(kind, (JobNotSucceeded, RunNotSucceeded))]
+)
+def test_error_code_maps_to_its_exception(kind):
     error = error_from_response(
         409, "", problem(409, kind.code, "Not now.", facts={"needs": 3}).partition(b"\r\n\r\n")[2]
     )
@@ -126,7 +128,7 @@ def test_a_refusal_is_the_exception_of_its_code(kind):
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind", "word"),
+    ("status", "body", "kind", "message"),
     [
         (404, b"<html>", NotFound, "is not Rota"),
         (401, b"", Unauthenticated, "is not Rota"),
@@ -138,53 +140,53 @@ def test_a_refusal_is_the_exception_of_its_code(kind):
         (400, b'{"code": "invalid_input", "detail": "A.", "facts": {"sentence": 1, "a b": 2}}', InvalidInput, "A"),
     ],
 )
-def test_whatever_else_answers_is_told_by_its_status(status, body, kind, word):
+def test_unknown_error_response_is_mapped_by_its_status(status, body, kind, message):
     error = (
         error_from_response(status, "text/html", body)
         if b"<" in body
         else error_from_response(status, "text/plain", body)
     )
     assert type(error) is kind
-    assert word in error.sentence
+    assert message in error.sentence
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("", 0), ("3", 3), ("0.5", 0.5), ("-3", 0), ("inf", 0), ("soon", 0), ("Tue, 01 Jan 2030 00:01:00 GMT", 60)],
 )
-def test_how_long_to_wait_comes_in_seconds_or_as_a_date(text, seconds):
+def test_retry_after_is_parsed_as_seconds_or_as_a_date(text, seconds):
     assert parse_retry_after(text, datetime(2030, 1, 1, tzinfo=UTC)) == seconds
 
 
-async def test_the_key_is_shown_nowhere_and_sent_nowhere_else(caplog):
-    for logger in (None, *logs.NOISY_LOGGERS):  # whoever configured logs before has silenced these
+async def test_api_key_is_never_shown_and_not_sent_to_redirect_targets(caplog):
+    for logger in (None, *logs.NOISY_LOGGERS):  # an earlier logs.configure() silenced these
         caplog.set_level(logging.DEBUG, logger)
     async with (
         answering(answer(body=5)) as other,
         answering(answer(302, b"", location=f"{other.url}/api/v1/jobs"), problem(401, "unauthenticated")) as server,
     ):
-        asking = wire(server)
+        client = http_client(server)
         for kind in (RotaError, Unauthenticated):
-            with pytest.raises(kind) as told:
-                await asking.call("GET", "/jobs", int, **IDEMPOTENT)
-            assert KEY not in repr((told.value, told.value.facts, asking, vars(asking)))
-        await asking.close()
+            with pytest.raises(kind) as raised:
+                await client.call("GET", "/jobs", int, **IDEMPOTENT)
+            assert KEY not in repr((raised.value, raised.value.facts, client, vars(client)))
+        await client.close()
     assert other.heard == []
     assert KEY[-20:] not in caplog.text
-    assert caplog.records, "there is something to look at"
+    assert caplog.records, "something was logged"
 
 
-async def test_an_answer_of_another_version_is_one_sentence():
+async def test_response_of_another_version_raises():
     async with answering(answer(body="text")) as server:
-        asking = wire(server)
+        client = http_client(server)
         with pytest.raises(
             RotaError, match="GET /api/v1/jobs returned an answer that this version of Rota cannot decode"
         ):
-            await asking.call("GET", "/jobs", int, **IDEMPOTENT)
-        await asking.close()
+            await client.call("GET", "/jobs", int, **IDEMPOTENT)
+        await client.close()
 
 
-async def test_a_cancelled_call_leaves_the_others_alone():
+async def test_cancelled_call_does_not_affect_others():
     hangs = asyncio.Event()
 
     async def never():
@@ -192,16 +194,16 @@ async def test_a_cancelled_call_leaves_the_others_alone():
         await asyncio.Event().wait()
 
     async with answering(never, answer(body=5)) as server:
-        asking = wire(server)
+        client = http_client(server)
         async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(asking.call("GET", "/jobs", int, **IDEMPOTENT))
+            first = tasks.create_task(client.call("GET", "/jobs", int, **IDEMPOTENT))
             await hangs.wait()
             first.cancel()
-        assert await asking.call("GET", "/jobs", int, **IDEMPOTENT) == 5
-        await asking.close()
+        assert await client.call("GET", "/jobs", int, **IDEMPOTENT) == 5
+        await client.close()
 
 
-def test_a_url_needs_a_key(monkeypatch, tmp_path):
+def test_url_without_a_key_is_refused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROTA_API_KEY", raising=False)
     with pytest.raises(InvalidSetting, match="A URL needs a key"):
@@ -210,60 +212,60 @@ def test_a_url_needs_a_key(monkeypatch, tmp_path):
     assert endpoint_resolver("http://localhost:1/", "")() == ApiEndpoint("http://localhost:1", KEY)
 
 
-async def test_a_server_that_answers_at_once_while_it_ends_is_not_asked_without_a_pause():
+async def test_wait_pauses_between_requests_to_a_server_that_answers_at_once():
     app = Rota()
     task = app.task(name="noop")(lambda: None)
     with manual():
         job = await task.submit()
-        as_it_is = await job.get()
-    async with answering(answer(body=as_it_is)) as server, Rota(server.url, key=KEY) as there:
+        snapshot = await job.get()
+    async with answering(answer(body=snapshot)) as server, Rota(server.url, key=KEY) as there:
         with pytest.raises(NotEnded):
             await there.job(job.id).wait(timeout=0.6)
     assert 1 < len(server.heard) < 8
 
 
-def told(*events):
-    """A piece of a stream, which ends after it."""
+def event_stream(*events):
+    """A stream response with these events, closed after the last."""
     lines = [f"id: {number}\nevent: job.{state}\ndata: {state}\n\n" for number, state in events]
     return answer(200, f"retry: 1000\n\n{''.join(lines)}".encode(), kind="text/event-stream")
 
 
-async def test_events_go_on_behind_the_last_one_that_was_read():
+async def test_event_stream_resumes_after_the_last_event():
     busy = problem(429, "rate_limited", facts={"retry_after_s": 7})
     async with answering(
-        told((1, "pending"), (2, "scheduled")), CUT, busy, told((3, "running")), answer(204, b"")
+        event_stream((1, "pending"), (2, "scheduled")), CUT, busy, event_stream((3, "running")), answer(204, b"")
     ) as server:
-        asking = wire(server)
-        found = [each.data async for each in follow_events(asking, "/events", {"show": "film"})]
-        await asking.close()
+        client = http_client(server)
+        found = [each.data async for each in follow_events(client, "/events", {"show": "film"})]
+        await client.close()
     assert found == ["pending", "scheduled", "running"]
     assert [each.headers.get("last-event-id") for each in server.heard] == [None, "2", "2", "2", "3"]
     assert {each.path for each in server.heard} == {"/api/v1/events?show=film"}
 
 
-@pytest.mark.parametrize("said", [told(), CUT, problem(503, "unavailable")])
-async def test_a_stream_that_breaks_again_and_again_is_given_up(said):
-    async with answering(said) as server:
-        asking = wire(server)
+@pytest.mark.parametrize("response", [event_stream(), CUT, problem(503, "unavailable")])
+async def test_event_stream_that_breaks_repeatedly_is_given_up(response):
+    async with answering(response) as server:
+        client = http_client(server)
         with pytest.raises(Unavailable, match="times in a row"):
-            await anext(follow_events(asking, "/events"))
-        await asking.close()
+            await anext(follow_events(client, "/events"))
+        await client.close()
     assert 10 < len(server.heard) < 50
 
 
-async def test_a_refusal_ends_a_stream_at_once():
+async def test_refused_event_stream_ends_at_once():
     async with answering(problem(403, "forbidden")) as server:
-        asking = wire(server)
+        client = http_client(server)
         with pytest.raises(errors.Forbidden):
-            await anext(follow_events(asking, "/events"))
-        await asking.close()
+            await anext(follow_events(client, "/events"))
+        await client.close()
     assert len(server.heard) == 1
 
 
-async def test_pieces_of_text_come_whole_and_as_they_come():
-    async def bytes_of(*pieces, gate=None):
-        for piece in pieces:
-            yield piece
+async def test_log_chunks_are_decoded_whole_and_delivered_as_they_arrive():
+    async def bytes_of(*chunks, gate=None):
+        for chunk in chunks:
+            yield chunk
         if gate is not None:
             await gate.wait()
 

@@ -1,4 +1,4 @@
-"""`rota.testing`: Rota played in a test, with the values, ends and times that a real one would have."""
+"""`rota.testing`: Rota in memory, with the values, outcomes and times of a real one."""
 
 import asyncio
 import tomllib
@@ -82,7 +82,7 @@ def leaves():
 @app.task
 async def hangs():
     began.set()
-    while not context().cancelled:  # noqa: ASYNC110 - as tasks do that are asked to stop
+    while not context().cancelled:  # noqa: ASYNC110 - as tasks that poll for cancellation do
         await asyncio.sleep(0)
 
 
@@ -91,21 +91,21 @@ def _fresh():
     attempts.clear()
 
 
-async def test_inline_runs_what_is_submitted_at_once():
+async def test_inline_runs_a_submitted_job_at_once():
     with inline() as rehearsal:
         job = await square.submit(12)
         assert await job.result() == 144
-        assert [moment.state async for moment in job.events()] == [
+        assert [event.state async for event in job.events()] == [
             "PENDING",
             "SCHEDULED",
             "DISPATCHED",
             "RUNNING",
             "SUCCEEDED",
         ]
-        assert await rehearsal.drain() == 0, "nothing is left to run"
+        assert await rehearsal.drain() == 0, "no job is left to run"
 
 
-async def test_values_go_the_way_they_go_to_a_worker():
+async def test_values_are_converted_as_for_a_worker():
     with inline():
         shot = Shot("a", UUID(int=5))
         job = await name_of.submit(shot)
@@ -118,14 +118,14 @@ async def test_values_go_the_way_they_go_to_a_worker():
             await (await lies.submit()).result()
 
 
-async def test_a_map_returns_a_list_in_the_order_of_its_items():
+async def test_map_returns_results_in_the_order_of_its_items():
     with inline():
         job = await square.map(range(5))
         assert await job.result() == [0, 1, 4, 9, 16]
         assert await app.job(job.id).result() == [0, 1, 4, 9, 16]
 
 
-async def test_many_are_submitted_together_or_not_at_all():
+async def test_submit_many_is_atomic():
     with manual() as rehearsal:
         jobs = await square.submit_many([square.call(2), square.options(name="three").call(3)])
         assert await rehearsal.drain() == 2
@@ -135,19 +135,19 @@ async def test_many_are_submitted_together_or_not_at_all():
         assert len(rehearsal.submitted(square)) == 2
 
 
-async def test_a_task_may_submit_and_wait_for_others():
+async def test_task_may_submit_and_wait_for_other_jobs():
     with inline() as rehearsal:
         assert await (await twice.submit(3)).result() == 18
         rehearsal.assert_submitted(square, 3)
 
 
-async def test_retries_follow_at_once_inline_and_by_the_clock_otherwise():
+async def test_retries_run_at_once_inline_and_by_the_clock_otherwise():
     with inline():
         assert await (await flaky.submit(2)).result() == 3
     with manual() as rehearsal:
         job = await flaky.submit(2)
         assert await rehearsal.drain() == 1
-        assert await rehearsal.drain() == 0, "the pause before the next attempt is not over"
+        assert await rehearsal.drain() == 0, "the retry delay is not over"
         with pytest.raises(NotEnded, match="RUNNING in a test"):
             await job.result()
         rehearsal.clock.advance(timedelta(minutes=1))
@@ -157,7 +157,7 @@ async def test_retries_follow_at_once_inline_and_by_the_clock_otherwise():
         assert await job.result() == 3
 
 
-async def test_a_failure_says_what_was_raised_and_where():
+async def test_job_failure_has_the_error_and_its_traceback():
     with inline():
         job = await flaky.submit(5)
         with pytest.raises(JobFailed, match="ValueError: no luck") as raised:
@@ -170,7 +170,7 @@ async def test_a_failure_says_what_was_raised_and_where():
     assert attempts == [1, 2, 3]
 
 
-async def test_fatal_is_never_tried_again_and_logs_are_kept():
+async def test_fatal_error_is_not_retried_and_logs_are_kept_per_attempt():
     with inline():
         with pytest.raises(JobFailed, match="Fatal: never"):
             await (await gives_up.options(retries=5).submit()).result()
@@ -179,7 +179,7 @@ async def test_fatal_is_never_tried_again_and_logs_are_kept():
         assert "ValueError" in "".join([line async for line in job.logs(attempt=1)])
 
 
-async def test_time_is_what_the_test_makes_it():
+async def test_time_is_controlled_by_the_test():
     with manual(MovableClock(NOON)) as rehearsal:
         later = await square.schedule(at=NOON + timedelta(hours=1)).submit(2)
         strict = await square.schedule(at="2h").options(deadline="90min").submit(3)
@@ -200,7 +200,7 @@ async def test_time_is_what_the_test_makes_it():
             rehearsal.clock.advance(-1)
 
 
-async def test_one_key_is_one_job():
+async def test_equal_idempotency_keys_give_one_job():
     with manual() as rehearsal:
         keyed = square.options(key="once")
         first, again = await keyed.submit(2), await keyed.submit(2)
@@ -210,7 +210,7 @@ async def test_one_key_is_one_job():
         assert await rehearsal.drain() == 1
 
 
-async def test_a_job_waits_for_others_and_heeds_how_they_end():
+async def test_job_waits_for_its_dependencies_and_follows_after_failed():
     with manual() as rehearsal:
         first, bad = await square.submit(2), await gives_up.submit()
         good = await square.options(after=[first, first.sync]).submit(3)
@@ -229,7 +229,7 @@ async def test_a_job_waits_for_others_and_heeds_how_they_end():
             await square.options(after=[UUID(int=1)]).submit(1)
 
 
-async def test_the_most_urgent_runs_first():
+async def test_job_with_the_highest_priority_runs_first():
     with manual() as rehearsal:
         order = []
         probe = Rota()
@@ -244,7 +244,7 @@ async def test_the_most_urgent_runs_first():
         assert order == ["high", "low"]
 
 
-async def test_cancelling_ends_what_waits_and_asks_what_runs():
+async def test_cancel_ends_a_waiting_job_and_signals_a_running_one():
     with manual() as rehearsal:
         waiting, running = await square.submit(2), await hangs.submit()
         assert await waiting.cancel() is True
@@ -259,7 +259,7 @@ async def test_cancelling_ends_what_waits_and_asks_what_runs():
         assert await running.wait() == "CANCELLED"
 
 
-async def test_asking_what_was_submitted():
+async def test_assert_submitted_checks_task_and_arguments():
     with manual() as rehearsal:
         rehearsal.assert_not_submitted(square)
         job = await square.submit(value=7)
@@ -275,12 +275,12 @@ async def test_asking_what_was_submitted():
             rehearsal.assert_not_submitted(square)
 
 
-async def test_files_that_a_frame_leaves_are_there():
+async def test_artifacts_of_a_frame_are_available():
     with inline() as rehearsal:
         assert rehearsal.artifacts(await leaves.submit()) == {"a.txt": b"left"}
 
 
-async def test_jobs_that_submit_each_other_for_ever_end_with_the_test(monkeypatch):
+async def test_jobs_that_submit_each_other_endlessly_fail_the_drain(monkeypatch):
     monkeypatch.setattr("rota.testing.in_memory.DRAIN_ATTEMPTS_MAX", 50)
     endless = Rota()
 
@@ -294,7 +294,7 @@ async def test_jobs_that_submit_each_other_for_ever_end_with_the_test(monkeypatc
             await rehearsal.drain()
 
 
-async def test_what_a_retry_asks_for_is_waited_for():
+async def test_retry_delay_of_a_task_is_respected():
     app = Rota()
 
     @app.task(retries=1)
@@ -313,7 +313,7 @@ async def test_what_a_retry_asks_for_is_waited_for():
         assert await job.result() == 1
 
 
-async def test_a_range_of_frames_runs_the_same_call_once_for_each():
+async def test_submit_frames_runs_the_call_once_per_frame():
     app = Rota()
 
     @app.task
@@ -328,7 +328,7 @@ async def test_a_range_of_frames_runs_the_same_call_once_for_each():
             await draw.submit_frames("7-1x", "pond")
 
 
-async def test_what_failed_of_a_job_is_tried_again_as_another():
+async def test_job_retry_runs_only_the_failed_frames_as_a_new_job():
     app, broken = Rota(), {2, 4}
 
     @app.task
@@ -350,7 +350,7 @@ async def test_what_failed_of_a_job_is_tried_again_as_another():
         assert await (await job.retry(every_frame=True)).result() == [10, 20, 30, 40]
 
 
-async def test_a_submission_may_be_given_as_it_is():
+async def test_raw_submission_is_accepted():
     with inline():
         layer = LayerSpec(task="name_of", input={"args": [{"name": "a", "id": str(UUID(int=1))}]})
         assert await (await app.submit(Submission(show="film", layers=(layer,)))).result() == "a"
@@ -358,8 +358,8 @@ async def test_a_submission_may_be_given_as_it_is():
             await app.submit(Submission(show="film", layers=(LayerSpec(argv=("true",)),)))
 
 
-def test_the_pytest_plugin_brings_both(pytester, monkeypatch):
-    """Named, and not found, so that it is the one of this tree whether or not one is installed."""
+def test_pytest_plugin_provides_both_fixtures(pytester, monkeypatch):
+    """Load the plugin by name, so that the test uses this tree and not an installed version."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         """
@@ -384,7 +384,7 @@ def test_the_pytest_plugin_brings_both(pytester, monkeypatch):
     ended.assert_outcomes(passed=2)
 
 
-def test_pytest_finds_the_plugin_by_itself():
+def test_pytest_plugin_is_registered_as_an_entry_point():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     [module] = project["entry-points"]["pytest11"].values()
     assert callable(import_module(module).rota_inline)

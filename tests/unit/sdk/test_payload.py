@@ -1,4 +1,4 @@
-"""Values that travel: what a signature says they are, they are on the other side, and what does not fit is named."""
+"""Payloads: values arrive with the types of the signature, and a value that does not fit is named."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Colour(Enum):
 
 
 class Late(msgspec.Struct):
-    """Refuses in its own words, and in its own way."""
+    """Refuses a value with an exception of its own."""
 
     at: int
 
@@ -60,8 +60,8 @@ ID = UUID("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5")
 SCENE = Scene.model_validate({"name": "comp", "id": ID, "shots": ["a"], "from": 7})
 
 
-def travelled(function, *args, **kwargs):
-    """Arguments as the function would be given them by a worker."""
+def round_trip(function, *args, **kwargs):
+    """Arguments as a worker would pass them to the function."""
     data = msgspec.msgpack.encode({"args": to_msgpack_value(args), "kwargs": to_msgpack_value(kwargs)})
     given = msgspec.msgpack.decode(data)
     fitted, named = Signature(function).convert_arguments(given["args"], given["kwargs"])
@@ -99,28 +99,28 @@ def travelled(function, *args, **kwargs):
         (Literal["a", "b"], "b"),
     ],
 )
-def test_a_value_is_on_the_other_side_what_it_was(kind, value):
+def test_value_survives_the_round_trip(kind, value):
     def task(given): ...
 
     task.__annotations__ = {"given": kind, "return": kind}
-    assert travelled(task, value) == (value,)
-    assert travelled(task, given=value) == (value,)
+    assert round_trip(task, value) == (value,)
+    assert round_trip(task, given=value) == (value,)
     returned = Signature(task).decode_result(encode_value(value))
     assert (returned, type(returned)) == (value, type(value) if kind is not float else float)
 
 
-def test_parameters_of_every_kind_are_fitted():
+def test_parameters_of_every_kind_are_converted():
     def task(first: Shot, /, second: UUID, *rest: Colour, third: datetime, **others: Camera): ...
 
     camera = Camera(1.0, NOON)
-    given = travelled(task, Shot("a", []), ID, Colour.RED, Colour.RED, third=NOON, more=camera)
+    given = round_trip(task, Shot("a", []), ID, Colour.RED, Colour.RED, third=NOON, more=camera)
     assert given == (Shot("a", []), ID, Colour.RED, Colour.RED, NOON, camera)
 
 
-def test_what_has_no_type_is_passed_on_as_it_came():
+def test_untyped_parameter_receives_plain_values():
     def task(bare, anything: Any, thing: object, quacks: Quacks, unknown: NoSuchType = 1): ...  # noqa: F821
 
-    assert travelled(task, Shot("a", [1]), ID, (1, 2), {"a": 1}) == (
+    assert round_trip(task, Shot("a", [1]), ID, (1, 2), {"a": 1}) == (
         {"name": "a", "frames": [1]},
         str(ID),
         [1, 2],
@@ -128,13 +128,13 @@ def test_what_has_no_type_is_passed_on_as_it_came():
     )
 
 
-def test_functions_without_a_signature_are_not_in_the_way():
-    assert travelled(min, 2, 1) == (2, 1)
+def test_function_without_a_signature_is_accepted():
+    assert round_trip(min, 2, 1) == (2, 1)
     assert Signature(print).decode_result(encode_value([1])) == [1]
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "message"),
     [
         (int, "5", "given does not fit: Expected `int`, got `str`"),
         (Shot, {"name": 5, "frames": []}, r"given does not fit: Expected `str`, got `int` - at `\$.name`"),
@@ -146,22 +146,22 @@ def test_functions_without_a_signature_are_not_in_the_way():
         (Annotated[int, msgspec.Meta(ge=1)], 0, "Expected `int` >= 1"),
     ],
 )
-def test_a_value_that_does_not_fit_is_one_sentence_that_names_its_parameter(kind, value, says):
+def test_value_that_does_not_fit_is_refused_in_one_line_that_names_its_parameter(kind, value, message):
     def task(given): ...
 
     task.__annotations__ = {"given": kind}
-    with pytest.raises(msgspec.ValidationError, match=says) as raised:
-        travelled(task, value)
+    with pytest.raises(msgspec.ValidationError, match=message) as raised:
+        round_trip(task, value)
     assert "\n" not in str(raised.value)
 
 
-def test_what_cannot_travel_says_so():
+def test_value_that_cannot_be_encoded_raises():
     with pytest.raises(TypeError, match="the type object is not supported: pass plain values"):
         to_msgpack_value([object()])
     with pytest.raises(TypeError, match="is not supported"):
         encode_value(lambda: 1)
 
 
-def test_pydantic_is_never_imported_by_us():
+def test_importing_rota_does_not_import_pydantic():
     check = "import rota, sys; rota.Rota, rota.Job; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False, timeout=60).returncode == 0

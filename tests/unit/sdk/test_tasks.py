@@ -1,4 +1,4 @@
-"""What tasks submit: options become fields of a submission, and what is wrong is said before anything is sent."""
+"""Submissions of tasks: options become fields, and errors are raised before anything is sent."""
 
 import asyncio
 import os
@@ -28,13 +28,13 @@ async def ping():
     return None
 
 
-def submitted(task, *args, **kwargs):
+def submission_of(task, *args, **kwargs):
     [one] = task.submissions([task.call(*args, **kwargs)])
     return one
 
 
-def test_a_plain_submission_says_what_the_task_declares():
-    assert submitted(render, "comp", frame=2) == Submission(
+def test_plain_submission_has_the_declared_options():
+    assert submission_of(render, "comp", frame=2) == Submission(
         show="film",
         topic="render",
         actor_id="web",
@@ -51,8 +51,8 @@ def test_a_plain_submission_says_what_the_task_declares():
     )
 
 
-def test_options_win_over_what_is_declared_and_add_up():
-    wanted = render.options(cores=0.5, gpus=1, memory="2GiB", retries=3, timeout="2min", priority="BATCH").options(
+def test_options_override_declared_values_and_accumulate():
+    customized = render.options(cores=0.5, gpus=1, memory="2GiB", retries=3, timeout="2min", priority="BATCH").options(
         show="ads",
         folder="shots",
         dept="fx",
@@ -68,7 +68,7 @@ def test_options_win_over_what_is_declared_and_add_up():
         max_gpus=2,
         artifacts=["*.png"],
     )
-    one = submitted(wanted, "comp")
+    one = submission_of(customized, "comp")
     [layer] = one.layers
     assert (one.show, one.folder, one.dept, one.name, one.topic) == ("ads", "shots", "fx", "night", "gpu")
     assert (one.labels, one.requires, one.env) == ({"team": "fx"}, ("cuda",), {"A": "1"})
@@ -76,20 +76,20 @@ def test_options_win_over_what_is_declared_and_add_up():
     assert (one.budget, one.max_cores, one.max_gpus) == (Budget(deadline_ms=3_600_000), 8, 2)
     assert (layer.cores, layer.gpus, layer.memory, layer.timeout_s) == (0.5, 1, "2GiB", 120.0)
     assert (layer.retries, layer.artifacts) == (RetrySpec(most=3), ("*.png",))
-    assert submitted(render, "comp").folder == "default", "the task itself is as it was"
-    assert wanted("comp") == 1, "and still the function"
+    assert submission_of(render, "comp").folder == "default", "the task itself is not changed"
+    assert customized("comp") == 1, "it is still callable"
 
 
-def test_moments_are_told_by_the_clock_of_the_test():
+def test_relative_times_use_the_clock_of_the_test():
     with manual(MovableClock(NOON)):
-        later = submitted(ping.schedule(at=timedelta(hours=1)))
+        later = submission_of(ping.schedule(at=timedelta(hours=1)))
         assert later.run_at == NOON + timedelta(hours=1)
-        assert submitted(ping.schedule(at=NOON)).run_at == NOON
-        assert submitted(ping.options(deadline=NOON + timedelta(seconds=2))).budget.deadline_ms == 2000
+        assert submission_of(ping.schedule(at=NOON)).run_at == NOON
+        assert submission_of(ping.options(deadline=NOON + timedelta(seconds=2))).budget.deadline_ms == 2000
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("options", "message"),
     [
         ({"run_at": NOON.replace(tzinfo=None)}, "has no time zone"),
         ({"run_at": -1}, "not a valid start delay"),
@@ -100,39 +100,39 @@ def test_moments_are_told_by_the_clock_of_the_test():
         ({"colour": "red"}, "no option 'colour': use one of name, show"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_in_a_sentence(wanted, says):
-    with pytest.raises(InvalidInput, match=says):
-        submitted(ping.options(**wanted))
+def test_invalid_options_are_refused_with_a_reason(options, message):
+    with pytest.raises(InvalidInput, match=message):
+        submission_of(ping.options(**options))
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ((), "missing a required argument: 'scene'"),
         (("a", 1, 2), "too many positional arguments"),
         ((object(),), "the type object is not supported"),
     ],
 )
-def test_arguments_that_cannot_be_given_are_refused_before_they_are_sent(args, says):
-    with pytest.raises(InvalidInput, match=f"render cannot be submitted with these arguments: {says}"):
+def test_invalid_arguments_are_refused_before_sending(args, message):
+    with pytest.raises(InvalidInput, match=f"render cannot be submitted with these arguments: {message}"):
         render.call(*args)
     with pytest.raises(InvalidInput, match="no items to map"):
         render.mapping([])
 
 
-def test_a_job_of_another_process_is_found_by_its_id():
+def test_job_of_another_process_is_found_by_its_id():
     assert render.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5") == app.job("0192f0c1-2b3a-7c4d-8e5f-60718293a4b5")
     with pytest.raises(InvalidInput, match="is not a valid job id"):
         render.job("mine")
 
 
-def test_options_of_a_call_win_over_those_of_the_batch():
+def test_options_of_a_call_override_those_of_the_batch():
     batch = render.options(priority=3, key="all")
     low, own = batch.submissions([render.call("a"), render.options(priority=7).call("b")])
     assert (low.priority, own.priority, own.idempotency_key) == (3, 7, "all")
 
 
-def test_the_sync_facade_is_refused_where_a_loop_runs():
+def test_sync_facade_inside_an_event_loop_is_refused():
     async def inside():
         ping.sync.submit()
 
@@ -140,7 +140,7 @@ def test_the_sync_facade_is_refused_where_a_loop_runs():
         asyncio.run(inside())
 
 
-def test_the_sync_facade_takes_the_same_options():
+def test_sync_facade_accepts_the_same_options():
     facade = render.sync.options(priority=2).schedule(at=5)
     assert isinstance(facade, SyncTask)
     with inline() as rehearsal:
@@ -151,13 +151,13 @@ def test_the_sync_facade_takes_the_same_options():
         assert rehearsal.drain_sync() == 1
         assert job.result() == 3
         assert (job.state(), job.wait(), job.get().priority) == ("SUCCEEDED", "SUCCEEDED", 2)
-        assert [str(moment.state) for moment in job.events()][-1] == "SUCCEEDED"
+        assert [str(event.state) for event in job.events()][-1] == "SUCCEEDED"
         assert ("".join(job.logs()), job.cancel(), job.explain().reasons, job.already) == ("", False, (), False)
         several = facade.submit_many([facade.call("a"), facade.call("b", frame=2)])
         assert facade.job(several[0].id).id == several[0].id == several[0].unsync.id == app.sync.job(several[0].id).id
 
 
-def test_a_map_of_the_sync_facade_is_a_list():
+def test_map_of_the_sync_facade_returns_a_list():
     @Rota().task
     def square(value: int) -> int:
         return value * value
@@ -166,7 +166,7 @@ def test_a_map_of_the_sync_facade_is_a_list():
         assert square.sync.map([1, 2, 3]).result() == [1, 4, 9]
 
 
-def test_a_url_of_no_known_kind_is_refused_when_it_is_used():
+def test_unknown_url_scheme_is_refused_on_first_use():
     elsewhere = Rota("gopher://here")
 
     @elsewhere.task
@@ -176,7 +176,7 @@ def test_a_url_of_no_known_kind_is_refused_when_it_is_used():
         nothing.sync.submit()
 
 
-def test_a_child_forked_while_another_thread_opens_a_connection_is_not_stuck():
+def test_child_forked_while_another_thread_opens_a_connection_does_not_deadlock():
     async def opened():
         return clients.current()
 

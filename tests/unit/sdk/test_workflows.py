@@ -1,4 +1,4 @@
-"""Workflows in Python: they say the same as YAML does, and what is wrong with them is told where they are declared."""
+"""Workflows in Python: equal to their YAML form, and refused with a message where they are declared."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,7 +73,7 @@ output: {ticket: "${steps.flight.output.number}", all: ["${steps.hotel.output}"]
 """
 
 
-def test_python_says_the_same_as_yaml_byte_by_byte(app, tasks):
+def test_python_workflow_encodes_to_the_same_bytes_as_yaml(app, tasks):
     book, cancel = tasks["book"], tasks["cancel"]
 
     @app.workflow(rollback_on=["timeout", "failed"], timeout="1h")
@@ -92,7 +92,7 @@ def test_python_says_the_same_as_yaml_byte_by_byte(app, tasks):
     assert app.flows == {"trip": trip}
 
 
-EVERY = """\
+EVERY_STEP_TYPE = """\
 name: every
 show: travel
 inputs: {sizes: {required: true}, kind: "a"}
@@ -121,7 +121,7 @@ output: "${steps.inner.output}"
 """
 
 
-def test_every_kind_of_step_can_be_written(app, tasks):
+def test_every_step_type_can_be_declared_in_python(app, tasks):
     square = tasks["square"]
 
     @app.workflow
@@ -160,17 +160,17 @@ def test_every_kind_of_step_can_be_written(app, tasks):
         steps.notify("by", f"by {ok.output.by[0]}")
         return inner.output
 
-    assert encode_workflow(every.spec) == encode_workflow(parse(EVERY))
+    assert encode_workflow(every.spec) == encode_workflow(parse(EVERY_STEP_TYPE))
 
 
-def test_a_value_that_is_not_known_yet_becomes_an_expression(app, tasks):
+def test_value_unknown_at_declaration_becomes_an_expression(app, tasks):
     square = tasks["square"]
-    seen = []
+    expressions = []
 
     @app.workflow
     def flow(steps: Steps, n: int, given: dict[str, list[int]]) -> None:
         step = steps.job("first-step", square.call(n))
-        seen.extend(
+        expressions.extend(
             map(
                 str,
                 [
@@ -188,7 +188,7 @@ def test_a_value_that_is_not_known_yet_becomes_an_expression(app, tasks):
         )
         steps.job("next", square.call(step.output))
 
-    assert seen == [
+    assert expressions == [
         "${input.n}",
         "${input.n}",
         '${input.given["a b"]}',
@@ -202,41 +202,41 @@ def test_a_value_that_is_not_known_yet_becomes_an_expression(app, tasks):
     assert flow.spec.steps[1].depends_on == ("first-step",)
 
 
-def decided(steps, n, tasks):
+def branches_on_value(steps, n, tasks):
     if n > 2:
         steps.notify("a", "a")
 
 
-def gone_through(steps, n, tasks):
+def iterates_over_value(steps, n, tasks):
     for each in n:
         steps.notify("a", str(each))
 
 
-def looked_into(steps, n, tasks):
+def searches_value(steps, n, tasks):
     steps.notify("a", "a", when=3 in n)
 
 
-def called(steps, n, tasks):
+def calls_value(steps, n, tasks):
     steps.notify("a", n.upper())
 
 
-def measured(steps, n, tasks):
+def takes_length(steps, n, tasks):
     steps.notify("a", str(len(n)))
 
 
-def formatted(steps, n, tasks):
+def formats_with_width(steps, n, tasks):
     steps.notify("a", f"{n:>10}")
 
 
-def constant(steps, n, tasks):
+def constant_condition(steps, n, tasks):
     steps.notify("a", "a", when=bool(tasks))
 
 
-def from_the_end(steps, n, tasks):
+def negative_index(steps, n, tasks):
     steps.notify("a", f"{n[-1]}")
 
 
-def twice(steps, n, tasks):
+def duplicate_step(steps, n, tasks):
     steps.notify("a", "a")
     steps.notify("a", "b")
 
@@ -245,7 +245,7 @@ def unknown_option(steps, n, tasks):
     steps.job("a", tasks["square"].options(run_at="1h").call(n))
 
 
-def undone_at_a_moment(steps, n, tasks):
+def compensation_with_cores(steps, n, tasks):
     steps.job("a", tasks["square"].call(n), compensate=tasks["cancel"].options(cores=2).call)
 
 
@@ -255,16 +255,16 @@ def two_handlers(steps, n, tasks):
         steps.notify("c", "c")
 
 
-def circle(steps, n, tasks):
+def cycle(steps, n, tasks):
     with steps.parallel("a") as both:
         steps.job("b", tasks["square"].call(n), after=both)
 
 
-def nothing_parallel(steps, n, tasks):
+def empty_parallel(steps, n, tasks):
     steps.parallel("a")
 
 
-def two_cases(steps, n, tasks):
+def duplicate_case(steps, n, tasks):
     which = steps.switch("a", n)
     with which.case("x"):
         steps.notify("b", "b")
@@ -272,7 +272,7 @@ def two_cases(steps, n, tasks):
         steps.notify("c", "c")
 
 
-def bad_text(steps, n, tasks):
+def invalid_expression(steps, n, tasks):
     steps.notify("a", "a", when="input.n >")
 
 
@@ -280,95 +280,95 @@ def unknown_step(steps, n, tasks):
     steps.notify("a", "${steps.z.output}")
 
 
-def no_time(steps, n, tasks):
+def invalid_delay(steps, n, tasks):
     steps.delay("a", "soon")
 
 
-def no_zone(steps, n, tasks):
+def time_without_zone(steps, n, tasks):
     steps.delay("a", until=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
-def no_call(steps, n, tasks):
+def task_instead_of_call(steps, n, tasks):
     steps.job("a", tasks["square"])
 
 
-def no_call_to_undo(steps, n, tasks):
+def compensation_without_call(steps, n, tasks):
     steps.job("a", tasks["square"].call(1), compensate=lambda _done: None)
 
 
-def no_value(steps, n, tasks):
+def unencodable_input(steps, n, tasks):
     steps.command("a", ["true"], reads={"what": object()})
 
 
-def halved(steps, n, tasks):
+def divides_value(steps, n, tasks):
     steps.job("a", tasks["square"].call(n / 2))
 
 
-def turned(steps, n, tasks):
+def inverts_value(steps, n, tasks):
     steps.delay("a", 1, when=~n)
 
 
-def a_number(steps, n, tasks):
+def converts_to_int(steps, n, tasks):
     steps.job("a", tasks["square"].call(int(n)))
 
 
-def put_in(steps, n, tasks):
+def assigns_item(steps, n, tasks):
     n["x"] = 1
 
 
-def after_a_name(steps, n, tasks):
+def after_a_step_name(steps, n, tasks):
     steps.delay("a", 1)
     steps.delay("b", 1, after="a")
 
 
-def undone_by_a_task(steps, n, tasks):
+def compensation_by_task(steps, n, tasks):
     steps.job("a", tasks["square"].call(1), compensate=tasks["square"])
 
 
-def varying_command(steps, n, tasks):
+def expression_in_argv(steps, n, tasks):
     steps.command("a", ["echo", f"{n}"])
 
 
-def no_part(steps, n, tasks):
+def unencodable_operand(steps, n, tasks):
     steps.notify("a", "a", when=n == object())
 
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (decided, "The value of input.n > 2 is not known yet, so it cannot be tested here: use when="),
-        (gone_through, "input.n is not known yet and cannot be iterated"),
-        (looked_into, "input.n is not known yet and cannot be searched"),
-        (called, "input.n.upper is not known yet and cannot be called: do it in a task"),
-        (measured, "use the text 'size(input.n)' for its length"),
-        (formatted, "cannot be formatted as '>10'"),
-        (constant, "The when of step a is always True"),
-        (from_the_end, "a position from 0"),
-        (twice, "Step a is declared twice"),
+        (branches_on_value, "The value of input.n > 2 is not known yet, so it cannot be tested here: use when="),
+        (iterates_over_value, "input.n is not known yet and cannot be iterated"),
+        (searches_value, "input.n is not known yet and cannot be searched"),
+        (calls_value, "input.n.upper is not known yet and cannot be called: do it in a task"),
+        (takes_length, "use the text 'size(input.n)' for its length"),
+        (formats_with_width, "cannot be formatted as '>10'"),
+        (constant_condition, "The when of step a is always True"),
+        (negative_index, "a position from 0"),
+        (duplicate_step, "Step a is declared twice"),
         (unknown_option, "Step a: A step has no option 'run_at': use one of cores"),
-        (undone_at_a_moment, "Step a: A compensation has no option 'cores'"),
+        (compensation_with_cores, "Step a: A compensation has no option 'cores'"),
         (two_handlers, "Step a has 2 steps in on_error()"),
-        (circle, "Step b depends on a step that ends after it"),
-        (nothing_parallel, "Step a has no steps to run in parallel"),
-        (two_cases, "Step a has two cases 'x'"),
-        (bad_text, "The expression 'input.n >' of step a is not valid"),
+        (cycle, "Step b depends on a step that ends after it"),
+        (empty_parallel, "Step a has no steps to run in parallel"),
+        (duplicate_case, "Step a has two cases 'x'"),
+        (invalid_expression, "The expression 'input.n >' of step a is not valid"),
         (unknown_step, "reads step 'z', which does not exist"),
-        (no_time, "Step a: "),
-        (no_call, "Step a got a FunctionTask: pass a call of a task, as in task.call(1)"),
-        (no_call_to_undo, "Step a got a NoneType"),
-        (no_value, "The input of step a cannot be encoded: the type object is not supported"),
-        (no_part, "A part of an expression cannot be encoded"),
-        (no_zone, "Step a waits until 2026-01-01 00:00:00, which has no time zone"),
-        (halved, "input.n is not known yet and does not support this operation: do it in a task"),
-        (turned, "input.n is not known yet and does not support this operation"),
-        (a_number, "input.n is not known yet and does not support this operation"),
-        (put_in, "input.n is not known yet and does not support this operation"),
-        (after_a_name, "Step b has an `after` that is not a step: pass what steps.job() and the like return"),
-        (undone_by_a_task, "Step a: pass the compensation as a call, square.call"),
-        (varying_command, "The argv of step a cannot contain expressions: put varying values into its input"),
+        (invalid_delay, "Step a: "),
+        (task_instead_of_call, "Step a got a FunctionTask: pass a call of a task, as in task.call(1)"),
+        (compensation_without_call, "Step a got a NoneType"),
+        (unencodable_input, "The input of step a cannot be encoded: the type object is not supported"),
+        (unencodable_operand, "A part of an expression cannot be encoded"),
+        (time_without_zone, "Step a waits until 2026-01-01 00:00:00, which has no time zone"),
+        (divides_value, "input.n is not known yet and does not support this operation: do it in a task"),
+        (inverts_value, "input.n is not known yet and does not support this operation"),
+        (converts_to_int, "input.n is not known yet and does not support this operation"),
+        (assigns_item, "input.n is not known yet and does not support this operation"),
+        (after_a_step_name, "Step b has an `after` that is not a step: pass what steps.job() and the like return"),
+        (compensation_by_task, "Step a: pass the compensation as a call, square.call"),
+        (expression_in_argv, "The argv of step a cannot contain expressions: put varying values into its input"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_where_it_is_declared(app, tasks, body, sentence):
+def test_invalid_workflow_is_refused_with_a_message_at_its_declaration(app, tasks, body, sentence):
     with pytest.raises(InvalidInput) as refused:
 
         @app.workflow
@@ -379,7 +379,7 @@ def test_what_is_wrong_is_one_sentence_where_it_is_declared(app, tasks, body, se
     assert app.flows == {}
 
 
-def test_a_workflow_returns_no_step_and_gets_none_once_it_is_declared(app, tasks):
+def test_workflow_cannot_return_a_step_or_add_one_after_its_declaration(app, tasks):
     kept = []
 
     @app.workflow
@@ -393,7 +393,7 @@ def test_a_workflow_returns_no_step_and_gets_none_once_it_is_declared(app, tasks
         app.workflow(name="other")(lambda steps: steps.delay("a", 1))
 
 
-def test_a_workflow_is_a_plain_function_with_named_inputs(app, tasks):
+def test_workflow_is_a_sync_function_with_named_inputs(app, tasks):
     with pytest.raises(InvalidInput, match=r"def flow\(steps\)"):
 
         @app.workflow
@@ -431,7 +431,7 @@ def test_a_workflow_is_a_plain_function_with_named_inputs(app, tasks):
         app.workflow(name="once")(lambda steps: steps.notify("a", "a") and None)
 
 
-def test_a_workflow_runs_others_of_its_own_show_alone(app, tasks):
+def test_workflow_may_run_only_workflows_of_its_own_show(app, tasks):
     @app.workflow(show="elsewhere")
     def far(steps: Steps) -> None:
         steps.notify("a", "a")
@@ -443,7 +443,7 @@ def test_a_workflow_runs_others_of_its_own_show_alone(app, tasks):
             steps.workflow("go", far.call())
 
 
-def test_a_dry_run_tells_the_order(app, tasks):
+def test_dry_run_lists_steps_with_their_dependencies(app, tasks):
     @app.workflow
     def flow(steps: Steps, n: int = 1) -> None:
         first = steps.job("first", tasks["square"].call(n))
@@ -451,9 +451,9 @@ def test_a_dry_run_tells_the_order(app, tasks):
             steps.job("left", tasks["square"].call(first.output))
             steps.job("right", tasks["square"].call(n))
 
-    told = flow.dry_run(n=4)
-    assert (told.workflow, told.input) == ("flow", {"n": 4})
-    assert [(step.id, step.type, step.after) for step in told.steps] == [
+    plan = flow.dry_run(n=4)
+    assert (plan.workflow, plan.input) == ("flow", {"n": 4})
+    assert [(step.id, step.type, step.after) for step in plan.steps] == [
         ("first", "job", []),
         ("both", "parallel", ["first"]),
         ("left", "job", ["first", "both"]),

@@ -1,4 +1,4 @@
-"""Workflows in a rehearsal: they go the way they go on servers, without any."""
+"""Workflows in `rota.testing`: they behave as on servers, in memory."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def agency():
     return SimpleNamespace(app=app, booked=booked, broken=broken, undone=undone, trip=trip, tour=tour, book=book)
 
 
-async def test_a_run_is_played_to_its_end(agency):
+async def test_run_in_memory_succeeds_with_result_history_and_idempotency(agency):
     with testing.inline() as rehearsal:
         run = await agency.trip.start("Oslo", nights=3)
         assert await run.result() == Ticket("Oslo inn", 300)
@@ -70,7 +70,7 @@ async def test_a_run_is_played_to_its_end(agency):
         assert len(await agency.app.workflows.runs(workflow="trip", state="succeeded")) == 2
 
 
-async def test_time_passes_and_people_agree_when_the_test_says_so(agency):
+async def test_delays_and_approvals_are_controlled_by_the_test(agency):
     with testing.manual() as rehearsal:
         run = await agency.tour.start(["Oslo", "Rome"])
         with pytest.raises(NotEnded, match="it is RUNNING: call drain"):
@@ -91,7 +91,7 @@ async def test_time_passes_and_people_agree_when_the_test_says_so(agency):
         assert (await run.get()).steps[3].output["by"] == ["ann"]
 
 
-async def test_what_was_done_is_undone_the_last_first(agency):
+async def test_failed_run_is_compensated_in_reverse_order(agency):
     agency.broken |= {"Rome", "undo Oslo"}
     with testing.inline() as rehearsal:
         run = await agency.tour.start(["Oslo", "Rome"])
@@ -111,7 +111,7 @@ async def test_what_was_done_is_undone_the_last_first(agency):
         assert ((await run.saga()).state, agency.booked) == ("rolled_back", [])
 
 
-async def test_a_step_that_people_refuse_is_denied_and_a_run_that_is_too_slow_times_out(agency):
+async def test_rejected_step_denies_the_run_and_a_slow_run_times_out(agency):
     with testing.inline() as rehearsal:
         run = await agency.tour.start(["Oslo"])
         rehearsal.clock.advance(8 * 3600)
@@ -126,7 +126,7 @@ async def test_a_step_that_people_refuse_is_denied_and_a_run_that_is_too_slow_ti
         assert await slow.wait() == "TIMEOUT"
 
 
-async def test_a_run_is_paused_cancelled_and_run_again(agency):
+async def test_run_is_paused_resumed_cancelled_and_rerun(agency):
     with testing.manual() as rehearsal:
         run = await agency.trip.start("Oslo")
         assert await run.pause()
@@ -152,7 +152,7 @@ async def test_a_run_is_paused_cancelled_and_run_again(agency):
             await agency.app.shows.list()
 
 
-async def test_nothing_is_undone_where_nothing_can_be(agency):
+async def test_rollback_of_a_run_without_compensations_is_refused(agency):
     with testing.inline():
 
         @agency.app.workflow
@@ -164,7 +164,7 @@ async def test_nothing_is_undone_where_nothing_can_be(agency):
             await run.rollback()
 
 
-async def test_a_run_that_succeeded_has_nothing_to_undo(agency):
+async def test_rollback_of_a_succeeded_run_is_refused(agency):
     with testing.inline():
         run = await agency.trip.start("Oslo")
         with pytest.raises(Refused, match="it succeeded"):
@@ -172,7 +172,7 @@ async def test_a_run_that_succeeded_has_nothing_to_undo(agency):
         assert (agency.booked, (await run.saga()).entries) == (["Oslo", "Oslo inn"], [])
 
 
-async def test_a_run_again_undoes_what_it_took_over_and_the_one_before_does_not(agency):
+async def test_rerun_compensates_reused_steps_and_the_original_run_does_not(agency):
     agency.broken.add("Rome")
     with testing.inline():
 
@@ -189,6 +189,6 @@ async def test_a_run_again_undoes_what_it_took_over_and_the_one_before_does_not(
         assert ((await again.saga()).state, agency.booked) == ("rolled_back", [])
 
 
-def test_the_same_for_tests_without_a_loop(agency):
+def test_run_with_the_sync_facade_succeeds(agency):
     with testing.inline():
         assert agency.trip.sync.start("Oslo").result() == Ticket("Oslo inn", 200)

@@ -1,4 +1,4 @@
-"""Reading the file: which one, what of YAML it may hold, and what is said when it cannot be read."""
+"""The settings file: which one is read, the YAML it may contain, and errors when it is unreadable."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def refusal(folder, **environ):
     return error.value.sentence
 
 
-def test_without_file_and_variables_the_defaults_hold(tmp_path):
+def test_defaults_apply_without_file_and_variables(tmp_path):
     loaded = load(environ={}, directory=tmp_path)
     assert loaded.settings == Settings()
     assert {origin.source for origin in loaded.origins.values()} == {"default"}
 
 
-def test_the_process_s_own_environment_and_directory_are_read(tmp_path, monkeypatch):
+def test_environment_and_directory_of_the_process_are_the_defaults(tmp_path, monkeypatch):
     write(tmp_path, "listen:\n  host: ::1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROTA_CONFIG", raising=False)
@@ -40,7 +40,7 @@ def test_the_process_s_own_environment_and_directory_are_read(tmp_path, monkeypa
     assert loaded.origins["listen.host"].where == "rota.yaml:2"
 
 
-def test_an_option_wins_over_the_variable_and_the_variable_over_the_directory(tmp_path):
+def test_config_option_wins_over_the_variable_and_the_variable_over_the_directory(tmp_path):
     write(tmp_path, "listen: {port: 1}")
     write(tmp_path, "listen: {port: 2}", "two.yaml")
     three = write(tmp_path, "listen: {port: 3}", "three.yaml")
@@ -53,17 +53,17 @@ def test_an_option_wins_over_the_variable_and_the_variable_over_the_directory(tm
 
 
 @pytest.mark.parametrize("text", ["", "\n# nothing\n", "---\n", "~", "{}", "redis:\n", "\ufeffredis: {}\n"])
-def test_a_file_that_sets_nothing_is_fine(tmp_path, text):
+def test_empty_settings_file_is_accepted(tmp_path, text):
     write(tmp_path, text)
     assert load(environ={}, directory=tmp_path).settings == Settings()
 
 
-def test_a_named_file_that_is_missing_is_told(tmp_path):
+def test_missing_named_file_is_reported(tmp_path):
     sentence = refusal(tmp_path, ROTA_CONFIG="nowhere.yaml")
     assert "nowhere.yaml cannot be read (No such file or directory): correct --config, ROTA_CONFIG" in sentence
 
 
-def test_a_directory_is_no_settings_file(tmp_path):
+def test_directory_as_settings_file_is_refused(tmp_path):
     (tmp_path / "rota.yaml").mkdir()
     assert "rota.yaml cannot be read (Is a directory)" in refusal(tmp_path)
 
@@ -73,7 +73,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def as_plain_user():
-    """Root reads every file: for this test it is somebody else."""
+    """Drops root privileges: root could read every file."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)
@@ -82,13 +82,13 @@ def as_plain_user():
         os.seteuid(0)
 
 
-def test_a_file_without_permission_is_told(tmp_path, request):
+def test_settings_file_without_read_permission_is_reported(tmp_path, request):
     write(tmp_path, "{}").chmod(0)
     request.getfixturevalue("as_plain_user")
     assert "cannot be read (Permission denied)" in refusal(tmp_path)
 
 
-def test_a_file_of_more_than_a_quarter_mebibyte_is_refused_unread(tmp_path):
+def test_settings_file_over_the_size_limit_is_refused_unread(tmp_path):
     write(tmp_path, b"#" * FILE_BYTES_MAX)
     load(environ={}, directory=tmp_path)
     write(tmp_path, b"#" * (FILE_BYTES_MAX + 1))
@@ -116,22 +116,22 @@ def test_other_encodings_are_refused_with_their_line(tmp_path):
         ("log: {level: \x07}", None, "it contains characters that are not allowed."),
     ],
 )
-def test_what_is_no_settings_file_is_one_sentence_with_its_line(tmp_path, text, line, sentence):
+def test_malformed_settings_file_is_refused_with_its_line(tmp_path, text, line, sentence):
     write(tmp_path, text)
-    said = refusal(tmp_path)
-    assert sentence in said
-    assert line is None or f"rota.yaml:{line}: " in said
-    assert "\n" not in said
+    message = refusal(tmp_path)
+    assert sentence in message
+    assert line is None or f"rota.yaml:{line}: " in message
+    assert "\n" not in message
 
 
-def test_aliases_and_merges_are_refused_so_nothing_can_grow(tmp_path):
+def test_yaml_aliases_and_merges_are_refused(tmp_path):
     write(tmp_path, "log: &a {level: info}\nlisten: *a\nnats: {<<: *a}\n")
-    said = refusal(tmp_path).splitlines()
-    assert said[0].endswith("rota.yaml:2: listen is a section: write its settings below it, indented.")
-    assert "rota.yaml:3: unknown setting nats.<<" in said[1]
+    messages = refusal(tmp_path).splitlines()
+    assert messages[0].endswith("rota.yaml:2: listen is a section: write its settings below it, indented.")
+    assert "rota.yaml:3: unknown setting nats.<<" in messages[1]
 
 
-def test_values_are_read_by_their_text_not_by_yaml_s_guess(tmp_path):
+def test_values_are_parsed_from_their_text_not_by_yaml_types(tmp_path):
     write(
         tmp_path,
         "redis: {scheduler: {keys: {prefix: 010, hash-tag: 1e3, waiting-set: yes}}}\nlocal: {data_dir: 12:30:45}",
@@ -143,7 +143,7 @@ def test_values_are_read_by_their_text_not_by_yaml_s_guess(tmp_path):
 
 
 @pytest.mark.parametrize("written", ["url:", "url: ~", "url: null", "url: ''"])
-def test_no_value_means_none_where_that_is_the_default(tmp_path, written):
+def test_empty_value_means_none_where_none_is_the_default(tmp_path, written):
     write(tmp_path, f"redis:\n  {written}\n")
     loaded = load(environ={}, directory=tmp_path)
     assert loaded.settings.redis.url is None
@@ -154,7 +154,7 @@ def test_no_value_means_none_where_that_is_the_default(tmp_path, written):
     "text", ["grpc:\n  shared_secret: !hunter2hunter2!x", "a: 'hunter2hunter2", "a: {b: hunter2hunter2"]
 )
 @pytest.mark.parametrize("loader", ["libyaml", "pure Python"])
-def test_what_the_parser_quotes_from_the_file_is_not_repeated(tmp_path, monkeypatch, loader, text):
+def test_parser_quotes_of_the_file_are_not_repeated_in_errors(tmp_path, monkeypatch, loader, text):
     if loader == "pure Python":
         monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
     write(tmp_path, text)

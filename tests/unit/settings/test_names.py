@@ -1,4 +1,4 @@
-"""Names: the same setting however it is spelled, and the nearest one to a mistake."""
+"""Setting names: equal in every spelling, and suggestions for misspelled ones."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def first_problem(text="", **environ):
         "SNAPSHOT_LOCK_TTL",
     ],
 )
-def test_kebab_snake_and_camel_case_are_the_same_name(key):
+def test_kebab_snake_and_camel_case_name_the_same_setting(key):
     loaded = resolve(parse(f"registry:\n  {key}: 7s", "rota.yaml"))
     assert loaded.settings.registry.snapshot_lock_ttl == 7.0
     assert loaded.origins["registry.snapshot_lock_ttl"].where == "rota.yaml:2"
 
 
 @pytest.mark.parametrize("key", ["safety_kernel", "safety-kernel", "safetyKernel"])
-def test_sections_too(key):
+def test_section_names_accept_every_case(key):
     assert resolve(parse(f"{key}: {{tlsCA: /ca.pem}}", "f")).settings.safety_kernel.tls_ca == "/ca.pem"
 
 
-def test_a_path_may_be_written_with_dots():
+def test_setting_path_may_be_written_with_dots():
     text = "accounting.redis.port: 7\naccounting:\n  redis.host: books\n"
     redis = resolve(parse(text, "f")).settings.accounting.redis
     assert (redis.host, redis.port) == ("books", 7)
@@ -52,7 +52,7 @@ def test_a_path_may_be_written_with_dots():
         "log: {level: info}\n\nlog: {format: json}",
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_both_lines(text):
+def test_duplicate_key_is_refused_with_both_lines(text):
     problem = first_problem(text)
     assert problem.startswith("rota.yaml:3: ")
     assert problem.endswith(": keep one of them.")
@@ -72,13 +72,13 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(text):
         ("port: 80", "listen.port"),
     ],
 )
-def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(text, meant):
+def test_unknown_key_is_refused_with_its_line_and_the_nearest_name(text, meant):
     problem = first_problem(text)
     assert problem.startswith(f"rota.yaml:{text.count(chr(10)) + 1}: unknown setting ")
     assert problem.endswith(f": did you mean {meant}?")
 
 
-def test_an_unknown_key_like_no_other_is_refused_with_where_to_look():
+def test_unknown_key_without_a_similar_name_is_refused_with_a_link_to_the_reference():
     assert first_problem("zzzzqqqq: 1") == (
         "rota.yaml:1: unknown setting zzzzqqqq: see docs/reference/settings.md for all settings."
     )
@@ -93,11 +93,11 @@ def test_an_unknown_key_like_no_other_is_refused_with_where_to_look():
         ("ROTA_POLICY_CHECK_FAIL_MODE", "POLICY_CHECK_FAIL_MODE"),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_nearest_name(name, meant):
+def test_unknown_variable_is_refused_with_the_nearest_name(name, meant):
     assert first_problem(**{name: "x"}) == f"Unknown setting {name}: did you mean {meant}?"
 
 
-def test_a_long_or_unprintable_key_does_not_reach_the_terminal_as_it_is():
+def test_long_or_unprintable_key_is_sanitized_in_the_error():
     problem = first_problem('"\\e[31m' + "k" * 500 + '": 1')
     assert "\x1b" not in problem
     assert len(problem) < 200

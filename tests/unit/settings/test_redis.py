@@ -1,4 +1,4 @@
-"""One redis.url, what overrides which part of it, and the smaller of two bounds."""
+"""Redis connection settings: one redis.url, overrides per client, and the smaller of two limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def use(user, text="", local_url=LOCAL):
 @pytest.mark.parametrize(
     ("user", "pool_size", "op_timeout_s"), [("accounting", 20, 2.0), ("scheduler", 50, 2.0), ("agents", 50, 3.0)]
 )
-def test_the_defaults_per_use(user, pool_size, op_timeout_s):
+def test_redis_defaults_per_client(user, pool_size, op_timeout_s):
     found = use(user)
     assert (found.pool_size, found.op_timeout_s) == (pool_size, op_timeout_s)
     assert (found.connect_timeout_s, found.pool_wait_s) == (2.0, 5.0)
@@ -34,7 +34,7 @@ def test_the_defaults_per_use(user, pool_size, op_timeout_s):
         ("scheduler: {store-op-timeout: 100ms}", 0.1, 3.0),
     ],
 )
-def test_the_smaller_of_two_bounds_on_an_answer_wins(text, scheduler_s, agents_s):
+def test_smaller_of_two_timeouts_applies(text, scheduler_s, agents_s):
     assert use("scheduler", text).op_timeout_s == use("accounting", text).op_timeout_s == scheduler_s
     assert use("agents", text).op_timeout_s == agents_s
 
@@ -47,11 +47,11 @@ def test_the_smaller_of_two_bounds_on_an_answer_wins(text, scheduler_s, agents_s
         ("accounting.redis_pool_size: 90", 50),
     ],
 )
-def test_the_smaller_of_two_pools_wins_for_the_books(text, pool_size):
+def test_smaller_of_two_pool_sizes_applies_to_accounting(text, pool_size):
     assert use("accounting", text).pool_size == pool_size
 
 
-def test_the_connection_s_settings_reach_every_use():
+def test_connection_settings_apply_to_every_client():
     text = "redis: {connection: {connect-timeout: 250, pool: {max-wait-millis: 700, max-total: 9}}}"
     for user in ("accounting", "agents", "scheduler"):
         found = use(user, text)
@@ -76,24 +76,24 @@ def test_the_connection_s_settings_reach_every_use():
         ("accounting.redis.port: 7", "redis://:pw@127.0.0.1:7/0"),
     ],
 )
-def test_overrides_replace_their_part_for_the_books_alone(text, url):
+def test_accounting_overrides_replace_their_url_part_for_accounting_only(text, url):
     assert use("accounting", text).url == url
     base = text.splitlines()[0].partition("redis.url: ")[2] if text.startswith("redis.url") else LOCAL
     assert use("agents", text).url == use("scheduler", text).url == base
 
 
-def test_a_host_alone_is_enough_where_nothing_else_is_known():
+def test_accounting_host_or_port_alone_is_sufficient():
     assert use("accounting", "accounting.redis.host: books", local_url=None).url == "redis://books:6379"
     assert use("accounting", "accounting.redis.port: 7", local_url=None).url == "redis://127.0.0.1:7"
 
 
 @pytest.mark.parametrize("user", ["accounting", "agents", "scheduler"])
-def test_without_any_redis_the_remedy_is_named(user):
+def test_missing_redis_is_refused_with_a_remedy(user):
     with pytest.raises(InvalidSetting, match=r"set redis\.url, or use `rota up`"):
         redis_for(Settings(), user)
 
 
-def test_what_a_client_needs_shows_no_password():
+def test_redis_settings_repr_masks_the_password():
     found = use("agents", "redis.url: redis://u:hunter2@r:1/2")
     assert "hunter2" not in repr(found)
     assert "redis://u:***@r:1/2" in repr(found)

@@ -1,4 +1,4 @@
-"""The tree: what may be set, its defaults, and how file and environment become one."""
+"""The settings tree: known settings, their defaults, and how file and environment are merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def settings_of(text="", **environ):
     return resolve(parse(text, "rota.yaml"), environ).settings
 
 
-def refused(text="", **environ):
+def problems_of(text="", **environ):
     with pytest.raises(InvalidSetting) as error:
         settings_of(text, **environ)
     return error.value.sentence.splitlines()
@@ -123,30 +123,32 @@ accounting:
 
 
 @pytest.mark.parametrize("text", [AGENTS, LIFECYCLE, ACCOUNTING], ids=["agents", "lifecycle", "accounting"])
-def test_the_documented_files_load_and_say_exactly_the_defaults(text):
+def test_documented_files_equal_the_defaults(text):
     loaded = resolve(parse(text, "rota.yaml"))
     assert loaded.settings == Settings()
     assert sum(origin.source == "file" for origin in loaded.origins.values()) >= 5
 
 
-def test_every_default_is_a_value_its_own_setting_takes():
+def test_every_default_is_valid_for_its_setting():
     for leaf in leaves().values():
         if leaf.default is not None:
             assert leaf.kind.read(leaf.kind.show(leaf.default)) == leaf.default, leaf.path
 
 
-def test_no_two_settings_share_a_name_in_the_file_or_in_the_environment():
+def test_setting_names_are_unique_in_file_and_environment():
     in_environment = [name for leaf in leaves().values() for name in leaf.env_names]
     assert len(set(in_environment)) == len(in_environment)
     assert len(known_paths()) == len(leaves()) + len(sections())
 
 
-def test_every_setting_and_section_says_what_it_means_in_a_sentence():
-    said = [leaf.kind.meaning for leaf in leaves().values()] + [section.__doc__ for section in sections().values()]
-    assert all(sentence and sentence.endswith(".") for sentence in said)
+def test_every_setting_and_section_is_described_in_a_sentence():
+    descriptions = [leaf.kind.meaning for leaf in leaves().values()] + [
+        section.__doc__ for section in sections().values()
+    ]
+    assert all(sentence and sentence.endswith(".") for sentence in descriptions)
 
 
-def test_the_tree_is_frozen_and_closed():
+def test_settings_tree_is_frozen_and_refuses_unknown_fields():
     for section in [Settings, *sections().values()]:
         assert section.__struct_config__.frozen
         assert section.__struct_config__.forbid_unknown_fields
@@ -167,7 +169,7 @@ def test_environment_wins_over_file_and_file_over_default():
     assert str(loaded.origins["scheduler.backoff_jitter"]) == "default"
 
 
-def test_every_setting_can_be_given_by_its_rota_name_in_the_environment():
+def test_every_setting_can_be_set_by_its_environment_variable():
     for path, leaf in leaves().items():
         text = leaf.kind.show(leaf.default)
         if text:
@@ -186,18 +188,18 @@ def test_every_setting_can_be_given_by_its_rota_name_in_the_environment():
         ("SAFETY_KERNEL_INSECURE", "yes", "safety_kernel.insecure", True),
     ],
 )
-def test_names_without_prefix_work_as_they_are(name, text, path, value):
+def test_variables_without_prefix_are_accepted(name, text, path, value):
     loaded = resolve(environ={name: text})
     assert value_at(loaded.settings, path) == value
     assert loaded.origins[path].where == name
 
 
-def test_two_names_of_one_setting_at_once_are_refused():
-    (problem,) = refused(OUTPUT_POLICY_ENABLED="true", ROTA_OUTPUT_POLICY_ENABLED="true")
+def test_two_variables_of_one_setting_are_refused():
+    (problem,) = problems_of(OUTPUT_POLICY_ENABLED="true", ROTA_OUTPUT_POLICY_ENABLED="true")
     assert problem.startswith("OUTPUT_POLICY_ENABLED and ROTA_OUTPUT_POLICY_ENABLED are the same setting")
 
 
-def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_business():
+def test_empty_and_unrelated_variables_are_ignored():
     environ = {"ROTA_LISTEN_PORT": " ", "OUTPUT_POLICY_ENABLED": "", "ROTATE": "1", "PATH": "/bin", "ROTA_CONFIG": "x"}
     assert resolve(environ=environ).settings == Settings()
 
@@ -243,8 +245,8 @@ def test_an_empty_variable_counts_as_not_set_and_foreign_ones_are_none_of_our_bu
         ("log: {level: " + "x" * 500 + "}", "log.level is " + "x" * 57 + "...; it must be"),
     ],
 )
-def test_a_wrong_value_is_one_sentence_with_path_value_origin_and_what_is_allowed(text, sentence):
-    problems = refused(text)
+def test_invalid_value_is_refused_with_origin_path_value_and_expected_format(text, sentence):
+    problems = problems_of(text)
     assert len(problems) == 1
     assert sentence in problems[0]
 
@@ -292,8 +294,8 @@ def test_a_wrong_value_is_one_sentence_with_path_value_origin_and_what_is_allowe
         *[(f"scheduler.keys.{name}", "'a b'") for name in ("prefix", "hash-tag")],
     ],
 )
-def test_every_option_of_agents_is_checked_before_anything_starts(option, wrong):
-    [problem] = refused(f"redis.{option}: {wrong}")
+def test_every_agent_setting_is_validated(option, wrong):
+    [problem] = problems_of(f"redis.{option}: {wrong}")
     assert f"redis.{option.replace('-', '_')} is " in problem
     assert "it must be" in problem
 
@@ -317,8 +319,8 @@ def test_every_option_of_agents_is_checked_before_anything_starts(option, wrong)
         ("accounting: {redis_url: 'redis://a:1', redis: {port: 2}}", "accounting.redis.port name different servers"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused_with_where_they_stand(text, sentence):
-    problems = refused(text)
+def test_contradictory_values_are_refused_with_their_line(text, sentence):
+    problems = problems_of(text)
     assert len(problems) == 1
     assert sentence in problems[0]
     assert problems[0].startswith("rota.yaml:1: ")
@@ -332,12 +334,12 @@ def test_values_that_contradict_each_other_are_refused_with_where_they_stand(tex
         "postgres: {pool-min: 10}",
     ],
 )
-def test_values_just_within_each_other_are_taken(text):
+def test_values_at_their_mutual_limits_are_accepted(text):
     settings_of(text)
 
 
-def test_all_problems_are_told_at_once_one_line_each():
-    problems = refused(
+def test_all_problems_are_reported_at_once_one_line_each():
+    problems = problems_of(
         "redsi: {}\nlisten:\n  port: x\n  host: 'a b'\npostgres: {pool-min: 99}\n",
         ROTA_LOG_LEVEL="loud",
         ROTA_LOG_LEVLE="info",
@@ -352,25 +354,25 @@ def test_all_problems_are_told_at_once_one_line_each():
     ]
 
 
-def test_a_wrong_value_in_the_file_is_told_even_where_the_environment_would_win():
-    assert "listen.port is x" in refused("listen: {port: x}", ROTA_LISTEN_PORT="1")[0]
+def test_invalid_file_value_is_reported_even_if_the_environment_overrides_it():
+    assert "listen.port is x" in problems_of("listen: {port: x}", ROTA_LISTEN_PORT="1")[0]
 
 
-def test_a_value_that_is_wrong_itself_causes_no_second_complaint():
-    assert len(refused("postgres: {pool-min: 11, pool-max: lots}")) == 1
-    assert len(refused("postgres: {pool-min: 11}", ROTA_POSTGRES_POOL_MAX="lots")) == 1
+def test_invalid_value_is_reported_only_once():
+    assert len(problems_of("postgres: {pool-min: 11, pool-max: lots}")) == 1
+    assert len(problems_of("postgres: {pool-min: 11}", ROTA_POSTGRES_POOL_MAX="lots")) == 1
 
 
 @pytest.mark.parametrize("text", ["true", "Yes", "ON", "1"])
-def test_yes_in_its_many_forms(text):
+def test_true_has_several_spellings(text):
     assert settings_of(f"output_policy: {{enabled: {text}}}").output_policy.enabled is True
 
 
-def test_a_negative_limit_of_agents_means_no_limit_as_documented():
+def test_negative_agent_limit_is_accepted_as_unlimited():
     assert settings_of("redis: {agent: {max-concurrent-agents: -7}}").redis.agent.max_concurrent_agents == -7
 
 
-def test_settings_load_nothing_slow_before_a_file_is_read():
+def test_loading_settings_without_a_file_imports_no_slow_modules():
     code = (
         "import sys; from rota.infra import settings_file; settings_file.load(environ={}); "
         "print(*sorted({'yaml', 'rich', 'asyncio', 'difflib', 'structlog'} & set(sys.modules)))"

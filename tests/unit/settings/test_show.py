@@ -1,4 +1,4 @@
-"""`rota config show`: path, value and origin of every setting, and no secret in it or in any error."""
+"""`rota config show`: path, value and origin of every setting, without secrets in output or errors."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ api: {{url: 'https://rota:{CANARY}@rota.internal', key: rota_0123456789_{CANARY}
 """
 
 
-def loaded(text="", **environ):
+def resolved(text="", **environ):
     return resolve(parse(text, "rota.yaml"), environ)
 
 
-def shown(found, *, as_json=False):
+def output_of(found, *, as_json=False):
     out = io.StringIO()
     config.show(found, form=OutputFormat.JSON if as_json else OutputFormat.TEXT, out=out)
     return out.getvalue()
 
 
-def test_the_table_says_what_is_set_and_where():
-    lines = shown(loaded("\nscheduler: {backoff_max: 120s}", ROTA_LISTEN_PORT="81")).splitlines()
+def test_table_has_value_and_origin_of_every_setting():
+    lines = output_of(resolved("\nscheduler: {backoff_max: 120s}", ROTA_LISTEN_PORT="81")).splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["setting"] == ["value", "from"]
     assert rows["scheduler.backoff_max"] == ["2m", "rota.yaml:2"]
@@ -54,14 +54,14 @@ def test_the_table_says_what_is_set_and_where():
     assert rows.keys() - {"setting"} == leaves().keys()
 
 
-def test_a_pattern_is_shown_as_it_is_not_as_markup():
-    assert "[red]x[/red]" in shown(loaded("redis: {agent: {disabled-pattern: '[red]x[/red]'}}"))
+def test_pattern_is_printed_literally_not_as_markup():
+    assert "[red]x[/red]" in output_of(resolved("redis: {agent: {disabled-pattern: '[red]x[/red]'}}"))
 
 
-def test_json_has_typed_values_with_their_unit_and_origin():
+def test_json_has_typed_values_with_unit_and_origin():
     found = {
         row["path"]: row
-        for row in json.loads(shown(loaded("log: {level: debug}", ROTA_LISTEN_PORT="81"), as_json=True))
+        for row in json.loads(output_of(resolved("log: {level: debug}", ROTA_LISTEN_PORT="81"), as_json=True))
     }
     assert found.keys() == leaves().keys()
     assert found["listen.port"] == {
@@ -78,9 +78,9 @@ def test_json_has_typed_values_with_their_unit_and_origin():
     assert found["redis.url"] == {"path": "redis.url", "value": None, "unit": None, "source": "default", "where": None}
 
 
-def test_no_secret_is_shown_anywhere():
-    found = loaded(SECRETS)
-    table, as_json = shown(found), shown(found, as_json=True)
+def test_secrets_are_masked_in_table_json_and_repr():
+    found = resolved(SECRETS)
+    table, as_json = output_of(found), output_of(found, as_json=True)
     for text in (table, as_json):
         assert CANARY not in text
         assert "postgresql://rota:***@db:5432,db2/rota?sslpassword=***&application_name=rota" in text
@@ -91,7 +91,7 @@ def test_no_secret_is_shown_anywhere():
     assert CANARY not in out.getvalue() + repr(found) + repr(found.settings.grpc) + str(found.settings)
 
 
-def test_every_setting_that_may_hold_a_secret_is_known_as_such():
+def test_every_setting_with_a_secret_has_a_secret_type():
     secret = re.compile("url|secret|password|token|^key$")
     for path, leaf in leaves().items():
         assert bool(secret.search(path.rpartition(".")[2])) == isinstance(leaf.kind, Secret | Url), path
@@ -116,21 +116,21 @@ def test_every_setting_that_may_hold_a_secret_is_known_as_such():
         "short",
     ],
 )
-def test_a_wrong_secret_is_refused_without_being_repeated(path, value):
+def test_invalid_secret_is_refused_without_repeating_it(path, value):
     if path.endswith(".shared_secret") and value != "short":
         value = f"{value} with a space"
     for text, environ in ((f"{path}: {json.dumps(value)}", {}), ("", {leaves()[path].env_names[-1]: value})):
         with pytest.raises(InvalidSetting) as error:
-            loaded(text, **environ)
+            resolved(text, **environ)
         assert CANARY not in str(error.value)
         assert CANARY not in repr(error.value.facts)
         assert path in str(error.value)
 
 
-def test_a_url_in_the_wrong_place_is_masked_too():
+def test_url_in_a_setting_of_another_type_is_masked():
     for text in (f"listen: {{host: 'redis://u:{CANARY}@h'}}", f"'redis://u:{CANARY}@h': 1"):
         with pytest.raises(InvalidSetting) as error:
-            loaded(text)
+            resolved(text)
         assert CANARY not in str(error.value)
 
 
@@ -145,8 +145,8 @@ def test_a_url_in_the_wrong_place_is_masked_too():
         "unix://u:p@/run/redis.sock?db=1",
     ],
 )
-def test_usual_redis_urls_are_taken(url):
-    assert loaded(f"redis: {{url: '{url}'}}").settings.redis.url == url
+def test_common_redis_urls_are_accepted(url):
+    assert resolved(f"redis: {{url: '{url}'}}").settings.redis.url == url
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_usual_redis_urls_are_taken(url):
         "postgresql://%2Frun%2Fpostgresql/db",
     ],
 )
-def test_usual_postgres_urls_are_taken(url):
-    assert loaded(f"postgres: {{url: '{url}'}}").settings.postgres.url == url
+def test_common_postgres_urls_are_accepted(url):
+    assert resolved(f"postgres: {{url: '{url}'}}").settings.postgres.url == url
 
 
 @pytest.mark.parametrize(
     "url", ["redis://", "redis://:1", "redis://h:0x1", "redis://h:65536", "unix://", "http://h", "h:6379"]
 )
-def test_urls_that_name_no_server_of_the_kind_are_refused(url):
+def test_invalid_redis_urls_are_refused(url):
     with pytest.raises(InvalidSetting, match="it must be a URL starting with redis:// or rediss:// or unix://"):
-        loaded(f"redis: {{url: '{url}'}}")
+        resolved(f"redis: {{url: '{url}'}}")
 
 
 @pytest.mark.parametrize("password", ["one@two", "one:two", "one/two", "one?two", "one#two", "@@", "one two"])
-def test_a_password_is_masked_whole_whatever_it_holds(password):
+def test_password_with_url_delimiters_is_masked_whole(password):
     assert masked_url(f"redis://u:{password}@host:1/0") == "redis://u:***@host:1/0"
     assert masked_url(f"nats://{password.replace(':', '')}@a,nats://u:{password}@b") == "nats://***@a,nats://u:***@b"
 
@@ -181,14 +181,14 @@ def test_a_password_is_masked_whole_whatever_it_holds(password):
     st.text(st.characters(blacklist_categories=("Cs",)), min_size=1).map(lambda text: f"<{text}>"),
     st.sampled_from(["", "u"]),
 )
-def test_whatever_the_password_it_is_not_shown(password, user):
+def test_any_password_is_masked(password, user):
     for url in (f"redis://{user}:{password}@host:1/0", f"redis://{password}@host:1"):
         assert password not in masked_url(url)
-        assert password not in shown_or_refused(ROTA_REDIS_URL=url)
+        assert password not in output_or_error(ROTA_REDIS_URL=url)
 
 
-def shown_or_refused(**environ):
+def output_or_error(**environ):
     try:
-        return "".join(row.text + str(row.value) for row in rows(loaded(**environ)))
+        return "".join(row.text + str(row.value) for row in rows(resolved(**environ)))
     except InvalidSetting as error:
         return str(error)

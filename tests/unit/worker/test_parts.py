@@ -1,4 +1,4 @@
-"""The worker's pure parts: runs of tokens, room, captured output, inputs, the environment of a frame."""
+"""Worker modules without I/O: token ranges, capacity, log capture, inputs, the environment of a frame."""
 
 import os
 from itertools import pairwise
@@ -30,30 +30,30 @@ from rota.worker.runners.ipc import (
 from rota.worker.runners.os_process import describe_exit
 from rota.worker.token_ranges import TokenDeduplicator, intersect_range, merge_ranges
 
-some_runs = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
+range_lists = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
 
 
 def tokens(found):
     return [token for first, n in found for token in range(first, first + n)]
 
 
-@given(some_runs)
-def test_joined_runs_hold_the_same_tokens_once_each_and_are_as_few_as_can_be(given_runs):
-    found = merge_ranges(given_runs)
-    assert tokens(found) == sorted(set(tokens(given_runs)))
+@given(range_lists)
+def test_merged_ranges_have_the_same_tokens_once_in_the_fewest_ranges(ranges):
+    found = merge_ranges(ranges)
+    assert tokens(found) == sorted(set(tokens(ranges)))
     assert all(first + n < after for (first, n), (after, _) in pairwise(found))
 
 
-@given(some_runs)
-def test_what_was_seen_is_never_fresh_again(given_runs):
+@given(range_lists)
+def test_token_taken_once_is_never_new_again(ranges):
     seen, known = TokenDeduplicator(), set()
-    for first, n in given_runs:
+    for first, n in ranges:
         fresh = tokens(seen.take_new(first, n))
         assert fresh == [token for token in range(first, first + n) if token not in known]
         known.update(fresh)
 
 
-def test_the_oldest_are_forgotten_first(monkeypatch):
+def test_oldest_token_ranges_are_forgotten_first(monkeypatch):
     monkeypatch.setattr(token_ranges, "RANGES_MAX", 2)
     seen = TokenDeduplicator()
     for first in (10, 20, 30):
@@ -62,27 +62,27 @@ def test_the_oldest_are_forgotten_first(monkeypatch):
     assert seen.take_new(10, 1) == [(10, 1)]
 
 
-def test_tokens_of_a_run_between_two_ends():
+def test_intersect_range_returns_the_tokens_between_two_bounds():
     assert list(intersect_range((5, 10), 7, 9)) == [7, 8]
     assert list(intersect_range((5, 2), 9, 12)) == []
 
 
-def test_room_is_what_the_scarcest_thing_allows():
-    room = WorkerCapacity(RegistrationInfo(name="w", pool="p", slots=10, cores=400, gpus=3, memory_mb=1000))
-    assert room.fitting_count(Work(cores=100), 100) == 4
-    assert room.fitting_count(Work(cores=1), 100) == 10
-    assert room.fitting_count(Work(cores=1, gpus=2), 100) == 1
-    assert room.fitting_count(Work(cores=1, memory_mb=400), 100) == 2
-    room.reserve(Work(cores=100), 4)
-    assert room.fitting_count(Work(cores=1), 1) == 0
-    room.release(Work(cores=100), 3)
-    assert room.fitting_count(Work(cores=100), 9) == 3
-    devices = room.reserve_devices(2)
-    room.release_devices(devices)
-    assert sorted(room.reserve_devices(3)) == [0, 1, 2]
+def test_capacity_is_limited_by_the_scarcest_resource():
+    capacity = WorkerCapacity(RegistrationInfo(name="w", pool="p", slots=10, cores=400, gpus=3, memory_mb=1000))
+    assert capacity.fitting_count(Work(cores=100), 100) == 4
+    assert capacity.fitting_count(Work(cores=1), 100) == 10
+    assert capacity.fitting_count(Work(cores=1, gpus=2), 100) == 1
+    assert capacity.fitting_count(Work(cores=1, memory_mb=400), 100) == 2
+    capacity.reserve(Work(cores=100), 4)
+    assert capacity.fitting_count(Work(cores=1), 1) == 0
+    capacity.release(Work(cores=100), 3)
+    assert capacity.fitting_count(Work(cores=100), 9) == 3
+    devices = capacity.reserve_devices(2)
+    capacity.release_devices(devices)
+    assert sorted(capacity.reserve_devices(3)) == [0, 1, 2]
 
 
-def test_a_worker_that_does_not_know_its_memory_counts_none():
+def test_worker_with_unknown_memory_does_not_limit_it():
     assert (
         WorkerCapacity(RegistrationInfo(name="w", pool="p", slots=1, cores=100)).fitting_count(Work(memory_mb=10**6), 1)
         == 1
@@ -90,7 +90,7 @@ def test_a_worker_that_does_not_know_its_memory_counts_none():
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 60), st.booleans())
-def test_captured_output_is_the_head_and_the_tail_and_the_count_between(written, size_max, often):
+def test_log_capture_keeps_head_and_tail_and_counts_dropped_bytes(written, size_max, often):
     capture, chunks = LogCapture(size_max), []
     for data in written:
         capture.write(data)
@@ -107,7 +107,7 @@ def test_captured_output_is_the_head_and_the_tail_and_the_count_between(written,
     assert all(whole[at : at + len(data)] == data for at, data, _, _ in chunks)
 
 
-def test_endless_output_takes_bounded_memory():
+def test_log_capture_of_endless_output_uses_bounded_memory():
     capture = LogCapture(1000)
     for _ in range(1000):
         capture.write(b"x" * 100)
@@ -115,7 +115,7 @@ def test_endless_output_takes_bounded_memory():
 
 
 @given(st.lists(st.text(max_size=30), max_size=10), st.integers(1, 7))
-def test_messages_survive_any_cut_of_their_bytes(lines, step):
+def test_process_messages_survive_any_split_of_their_bytes(lines, step):
     unpacker, found = TaskProcessMessageReader(), []
     data = b"".join(pack_task_message(TaskProcessLogLine(1, line)) for line in lines) + pack_task_message(
         TaskProcessReady()
@@ -125,7 +125,7 @@ def test_messages_survive_any_cut_of_their_bytes(lines, step):
     assert found == [*(TaskProcessLogLine(1, line) for line in lines), TaskProcessReady()]
 
 
-def test_nonsense_on_the_wire_is_an_error():
+def test_malformed_process_message_raises():
     with pytest.raises(msgspec.DecodeError):
         list(TaskProcessMessageReader().feed(b"\xff\xff\xff\xff"))
     with pytest.raises(msgspec.DecodeError):
@@ -133,7 +133,7 @@ def test_nonsense_on_the_wire_is_an_error():
     assert list(TaskProcessMessageReader().feed(pack_task_message(TaskProcessResult(1, "FAILED"))[:-1])) == []
 
 
-def test_inputs_are_shared_only_when_nobody_can_change_them():
+def test_input_is_shareable_only_if_immutable():
     assert decode_input(None).is_shareable
     assert decode_input(msgspec.msgpack.encode({"args": [1, "a", None, b"x", 1.5, True]})).is_shareable
     assert not decode_input(msgspec.msgpack.encode({"args": [[]]})).is_shareable
@@ -141,19 +141,19 @@ def test_inputs_are_shared_only_when_nobody_can_change_them():
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, "\ud800", lambda: 1])
-def test_what_msgpack_cannot_write_is_unencodable(value):
+def test_result_that_msgpack_cannot_encode_is_unencodable(value):
     with pytest.raises(UnencodableResult):
         encode_result(value)
 
 
-def test_a_value_that_holds_itself_is_unencodable():
-    circle = []
-    circle.append(circle)
+def test_cyclic_result_is_unencodable():
+    cycle = []
+    cycle.append(cycle)
     with pytest.raises(UnencodableResult):
-        encode_result(circle)
+        encode_result(cycle)
 
 
-def test_what_is_told_has_no_secret_and_can_travel():
+def test_reported_text_is_redacted_encodable_and_truncated():
     assert redact_and_truncate("postgres://u:pw@h/db failed with s3cret-1", {"MY_SECRET": "s3cret-1"}) == (
         "postgres://u:***@h/db failed with ***"
     )
@@ -162,7 +162,7 @@ def test_what_is_told_has_no_secret_and_can_travel():
 
 
 @pytest.mark.parametrize(
-    ("word", "filled"),
+    ("argument", "expanded"),
     [
         ("{frame}", "7"),
         ("a.{frame:04d}.exr", "a.0007.exr"),
@@ -173,14 +173,14 @@ def test_what_is_told_has_no_secret_and_can_travel():
         ("{frame}{frame}", "77"),
     ],
 )
-def test_only_frame_is_filled_into_an_argv(word, filled):
-    assert _expand_frame_placeholder(word, 7) == filled
+def test_argv_expands_only_the_frame_placeholder(argument, expanded):
+    assert _expand_frame_placeholder(argument, 7) == expanded
 
 
-def test_a_command_inherits_no_credentials(monkeypatch):
+def test_command_environment_has_no_credentials(monkeypatch):
     monkeypatch.setenv("ROTA_NATS_URL", "nats://c4nary@host")
-    about = frame_variables(msgspec.UNSET, "l", 3, 1, (0, 2))
-    env = command_environment({"COLOUR": "blue"}, about, "/tmp/x")
+    variables = frame_variables(msgspec.UNSET, "l", 3, 1, (0, 2))
+    env = command_environment({"COLOUR": "blue"}, variables, "/tmp/x")
     assert "ROTA_NATS_URL" not in env
     assert (env["COLOUR"], env["ROTA_FRAME"], env["ROTA_GPUS"], env["CUDA_VISIBLE_DEVICES"]) == (
         "blue",
@@ -191,19 +191,19 @@ def test_a_command_inherits_no_credentials(monkeypatch):
     assert env["TMPDIR"] == "/tmp/x"
 
 
-def test_what_a_frame_finds_about_itself_is_not_taken_for_a_setting():
-    about = frame_variables("j", "l", 3, 1, ())
-    assert {name for name in about if name.startswith("ROTA_")} <= set(FRAME_ENV)
-    assert resolve((), about).settings == Settings()
+def test_frame_variables_are_not_read_as_settings():
+    variables = frame_variables("j", "l", 3, 1, ())
+    assert {name for name in variables if name.startswith("ROTA_")} <= set(FRAME_ENV)
+    assert resolve((), variables).settings == Settings()
 
 
-def test_how_a_process_ended_in_words():
+def test_process_exit_is_described():
     assert describe_exit(3) == ("exit_status", "It ended with exit status 3.")
     assert describe_exit(-9) == ("signal", "It was ended by SIGKILL.")
     assert describe_exit(-60) == ("signal", "It was ended by signal 60.")
 
 
-def test_the_store_keeps_the_same_content_once_and_notices_what_was_changed(tmp_path):
+def test_file_store_deduplicates_content_and_detects_corruption(tmp_path):
     store = FileStore(tmp_path / "deep" / "store")
     pointer = store.put(b"abc")
     assert store.put(b"abc") == pointer
@@ -220,7 +220,7 @@ def test_the_store_keeps_the_same_content_once_and_notices_what_was_changed(tmp_
         store.get(f"file:{'0' * 64}:3")
 
 
-def test_the_machine_is_read_from_the_kernel(monkeypatch):
+def test_host_metrics_are_read_from_the_kernel(monkeypatch):
     assert host_metrics.cores() == 100 * len(os.sched_getaffinity(0))
     assert host_metrics.memory_mb() > 0
     meter = host_metrics.HostLoadMeter()
@@ -233,7 +233,7 @@ def test_the_machine_is_read_from_the_kernel(monkeypatch):
     assert host_metrics.HostLoadMeter().sample().cpu == 0.0
 
 
-def test_gpus_are_found_by_nvml_where_it_is_installed(monkeypatch):
+def test_gpus_are_counted_by_nvml_if_installed(monkeypatch):
     class Nvml:
         def nvmlInit(self):
             return None
@@ -241,8 +241,8 @@ def test_gpus_are_found_by_nvml_where_it_is_installed(monkeypatch):
         def nvmlDeviceGetCount(self):
             return 2
 
-        def nvmlDeviceGetHandleByIndex(self, place):
-            return place
+        def nvmlDeviceGetHandleByIndex(self, index):
+            return index
 
         def nvmlDeviceGetUtilizationRates(self, device):
             return type("Rates", (), {"gpu": 40 + 20 * device})

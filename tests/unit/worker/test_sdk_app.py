@@ -1,4 +1,4 @@
-"""What user code sees: tasks are plain callables, apps are found by what people type, a context is always there."""
+"""What user code sees: tasks stay callable, apps are found by module or file, and a context always exists."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from rota.sdk import load_app
 from rota.sdk.context import CURRENT_CONTEXT
 
 
-def test_a_task_is_still_the_function():
+def test_task_stays_callable():
     app = Rota()
 
     @app.task(name="render", topic="film", cores=0.5, gpus=1, memory="1.5GiB", retries=3, timeout="10min", kill_after=1)
@@ -30,7 +30,7 @@ def test_a_task_is_still_the_function():
     assert (work.retries, work.kill_after_s, render.topic, render.is_async) == (Retries(most=3), 1.0, "film", False)
 
 
-async def test_a_bare_decorator_takes_the_functions_name():
+async def test_bare_task_decorator_uses_the_name_of_the_function():
     app = Rota()
 
     @app.task
@@ -42,7 +42,7 @@ async def test_a_bare_decorator_takes_the_functions_name():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("options", "message"),
     [
         ({"name": "no spaces"}, "not a valid task name"),
         ({"name": "there"}, "Task 'there' is declared twice"),
@@ -53,33 +53,33 @@ async def test_a_bare_decorator_takes_the_functions_name():
         ({"timeout": float("inf")}, "is not a valid duration"),
     ],
 )
-def test_what_a_task_cannot_be_is_told_in_a_sentence(wanted, says):
+def test_invalid_task_options_are_refused_with_a_reason(options, message):
     app = Rota()
     app.task(name="there")(print)
-    with pytest.raises(InvalidInput, match=says):
-        app.task(**wanted)(print)
+    with pytest.raises(InvalidInput, match=message):
+        app.task(**options)(print)
     assert list(app.tasks) == ["there"]
 
 
-def test_outside_of_a_frame_the_context_is_nobodys():
+def test_context_outside_a_frame_is_a_no_op():
     context = rota.context()
     context.progress(50)
-    context.log("nobody hears")
+    context.log("ignored")
     context.check()
     assert (context.frame, context.attempt, context.job.int, context.cancelled) == (0, 0, 0, False)
 
 
-def test_a_context_tells_its_own_frame_within_bounds():
-    told = []
+def test_context_reports_progress_and_logs_of_its_frame_within_bounds():
+    records = []
 
-    class Ear:
-        def progress(self, *said):
-            told.append(said)
+    class RecordingSink:
+        def progress(self, *args):
+            records.append(args)
 
-        def log(self, *said):
-            told.append(said)
+        def log(self, *args):
+            records.append(args)
 
-    context = Context(type("Portion", (), {"job": 1, "layer": 2, "attempt": 3}), 4, 5, Ear())
+    context = Context(type("AssignedRange", (), {"job": 1, "layer": 2, "attempt": 3}), 4, 5, RecordingSink())
     inside = copy_context()
     inside.run(CURRENT_CONTEXT.set, context)
     assert inside.run(rota.context) is context
@@ -87,7 +87,7 @@ def test_a_context_tells_its_own_frame_within_bounds():
     context.progress(150, "far")
     context.progress(-1)
     context.log("line")
-    assert told == [(5, 100.0, "far"), (5, 0.0, ""), (5, "line")]
+    assert records == [(5, 100.0, "far"), (5, 0.0, ""), (5, "line")]
     context.cancelled = True
     with pytest.raises(Cancelled):
         context.check()
@@ -106,12 +106,12 @@ def apps(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["one_app:app", "one_app", "one_app.py", "./one_app.py:app"])
-def test_an_app_is_found_as_a_module_or_a_file(apps, spec):
+def test_app_is_loaded_from_a_module_or_a_file(apps, spec):
     assert isinstance(load_app.load(spec, apps), Rota)
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("nowhere:app", "Cannot import 'nowhere:app'"),
         ("nowhere.py", "There is no file"),
@@ -125,12 +125,12 @@ def test_an_app_is_found_as_a_module_or_a_file(apps, spec):
         (".x", "is not a valid app"),
     ],
 )
-def test_an_app_that_is_not_there_is_told_in_a_sentence(apps, spec, says):
-    with pytest.raises(InvalidInput, match=says):
+def test_missing_app_is_refused_with_a_reason(apps, spec, message):
+    with pytest.raises(InvalidInput, match=message):
         load_app.load(spec, apps)
 
 
-def test_import_rota_loads_nothing():
+def test_importing_rota_loads_no_dependencies():
     code = "import sys, rota; assert not {'msgspec', 'rota.sdk'} & set(sys.modules); from rota import Rota, Fatal"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
     with pytest.raises(AttributeError):

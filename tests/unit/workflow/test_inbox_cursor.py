@@ -1,37 +1,37 @@
-"""From which number on news is looked for: never above what may still appear for long."""
+"""The inbox cursor: the position from which events are read, never above one that may still appear."""
 
 from rota.testing.clock import MovableClock
 from rota.workflow.inbox_cursor import LAG_S, POLL_INTERVAL_S, InboxCursor
 
 
-def test_all_news_is_looked_at_at_first_and_then_every_second():
+def test_cursor_reads_the_whole_inbox_at_first_and_then_once_per_poll_interval():
     clock = MovableClock()
-    floor = InboxCursor(clock)
-    floor.record_taken(1000)
+    cursor = InboxCursor(clock)
+    cursor.record_taken(1000)
     clock.advance(LAG_S + 0.1)
-    assert floor.position() == 0
-    assert floor.position() == 1000
+    assert cursor.position() == 0
+    assert cursor.position() == 1000
     clock.advance(POLL_INTERVAL_S)
-    assert floor.position() == 0
+    assert cursor.position() == 0
 
 
-def test_what_was_taken_lately_is_looked_behind():
+def test_cursor_stays_behind_recently_taken_events():
     clock = MovableClock()
-    floor = InboxCursor(clock)
-    floor.position()
-    floor.record_taken(1000)
+    cursor = InboxCursor(clock)
+    cursor.position()
+    cursor.record_taken(1000)
     clock.advance(POLL_INTERVAL_S / 2)
-    assert floor.position() == 0
+    assert cursor.position() == 0
     clock.advance(LAG_S)
-    floor.record_taken(5000)
-    assert (floor.position(), floor.position()) == (0, 1000)
+    cursor.record_taken(5000)
+    assert (cursor.position(), cursor.position()) == (0, 1000)
 
 
-def test_news_that_appears_late_takes_the_floor_back():
+def test_late_event_moves_the_cursor_back():
     clock = MovableClock()
-    floor = InboxCursor(clock)
-    floor.record_taken(1000)
+    cursor = InboxCursor(clock)
+    cursor.record_taken(1000)
     clock.advance(LAG_S + 1)
-    floor.record_taken(10)
+    cursor.record_taken(10)
     clock.advance(LAG_S + 1)
-    assert (floor.position(), floor.position()) == (0, 10)
+    assert (cursor.position(), cursor.position()) == (0, 10)

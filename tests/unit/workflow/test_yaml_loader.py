@@ -1,4 +1,4 @@
-"""Workflows from files: the same as in Python, and what is wrong has a line."""
+"""Workflows from YAML files: equal to those in Python, and refused with a line number."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ steps:
 """
 
 
-def test_yaml_says_the_same_as_python():
+def test_yaml_workflow_equals_its_python_form():
     assert parse(TRIP) == WorkflowSpec(
         name="trip",
         show="travel",
@@ -58,19 +58,19 @@ def test_yaml_says_the_same_as_python():
     )
 
 
-WRONG = {
+INVALID = {
     "nothing": ("", 1, "a workflow must be a mapping"),
-    "no YAML": ("name: [", 2, "not YAML"),
+    "malformed YAML": ("name: [", 2, "not YAML"),
     "no steps": ("name: x\n", 1, "missing required field `steps`"),
     "an unknown field": (TRIP.replace("task: unbook", "tusk: unbook"), 12, "unknown field `tusk`"),
     "a wrong type": (TRIP.replace("most: 2", "most: often"), 11, "expected `int`, got `str`"),
-    "an unknown type of step": (TRIP.replace("type: switch", "type: swish"), 14, "swish"),
+    "an unknown step type": (TRIP.replace("type: switch", "type: swish"), 14, "swish"),
     "an unknown step": (TRIP.replace("[flight]", "[fright]"), 13, "which does not exist"),
-    "an expression": (TRIP.replace("input.nights > 0", "input.nights >"), 13, "is not valid"),
+    "an invalid expression": (TRIP.replace("input.nights > 0", "input.nights >"), 13, "is not valid"),
     "an alias": ("name: &a x\nsteps: *a\n", 1, "anchors and aliases"),
-    "a bomb of aliases": ("a: &a [x]\nb: &b [*a, *a]\nname: x\nsteps: [*b, *b]\n", 1, "anchors and aliases"),
+    "an alias bomb": ("a: &a [x]\nb: &b [*a, *a]\nname: x\nsteps: [*b, *b]\n", 1, "anchors and aliases"),
     "a tag": ("name: !!python/object/apply:os.system [ls]\nsteps: []\n", 1, "tags are not supported"),
-    "a circle": (
+    "a cycle": (
         TRIP.replace("    task: book\n    args", "    task: book\n    depends_on: [hotel]\n    args").replace(
             "  - id: hotel\n", "  - id: hotel\n    depends_on: [flight]\n"
         ),
@@ -82,30 +82,30 @@ WRONG = {
         20,
         "a time such as",
     ),
-    "a delay that is no number": (TRIP + "  - {id: wait, type: delay, delay_sec: .nan}\n", 20, "seconds from 0"),
-    "nested without an end": ("name: x\nsteps: " + "[" * 100 + "]" * 100 + "\n", 2, "nested deeper"),
-    "a key twice, deeper": (TRIP + "  - {id: a, id: b, task: x}\n", 20, "id"),
-    "a key twice": ("name: x\nname: y\nsteps: []\n", 2, "name"),
+    "a NaN delay": (TRIP + "  - {id: wait, type: delay, delay_sec: .nan}\n", 20, "seconds from 0"),
+    "too deep nesting": ("name: x\nsteps: " + "[" * 100 + "]" * 100 + "\n", 2, "nested deeper"),
+    "a duplicate key of a step": (TRIP + "  - {id: a, id: b, task: x}\n", 20, "id"),
+    "a duplicate key": ("name: x\nname: y\nsteps: []\n", 2, "name"),
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_has_a_line(what):
-    text, line, sentence = WRONG[what]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_workflow_file_is_refused_with_its_line(case):
+    text, line, sentence = INVALID[case]
     with pytest.raises(InvalidInput) as refused:
         parse(text, "trip.yaml")
     assert refused.value.sentence.startswith(f"trip.yaml:{line}: ")
     assert sentence in refused.value.sentence
 
 
-def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path):
+def test_oversized_or_undecodable_workflow_file_is_refused(tmp_path):
     for content in (b"#" * (1024 * 1024 + 1), b"name: \xff\n"):
         (tmp_path / "trip.yaml").write_bytes(content)
         with pytest.raises(InvalidInput, match=r"trip\.yaml"):
             read(tmp_path / "trip.yaml")
 
 
-def test_the_example_of_the_guide_is_a_workflow():
+def test_workflow_example_of_the_guide_is_valid():
     page = (Path(__file__).parents[3] / "docs/howto/workflows.md").read_text()
     [example] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     spec = parse(example, "the guide")
