@@ -1,7 +1,7 @@
-"""What every ledger must do. A test module makes the fixtures `ledger` and `books` and inherits from `LedgerSuite`.
+"""Contract of every ledger. A test module defines the fixtures `ledger` and `account` and inherits `LedgerSuite`.
 
-`Books` is one show with a pool, a folder, a department, a job and a layer, made in PostgreSQL. Where limits have to be
-told to somebody else after a change, `tell` does it.
+`Books` is one show in PostgreSQL with a pool, a folder, a department, a job and a layer. If limits have to be published
+after a change, `tell` does it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rota.model.errors import InvalidInput
 from rota.model.quota import LEVELS, Level, Refusal, Resource, Usage
 from rota.model.units import CENTICORES_MAX
 
-# For the few rows of a test a tenth of the time of TRUNCATE, which makes new files.
+# For few rows DELETE takes a tenth of the time of TRUNCATE, which creates new files.
 EMPTY = (
     "DELETE FROM rota.proc; DELETE FROM rota.proc_grave; DELETE FROM rota.show; DELETE FROM rota.alloc;"
     " DELETE FROM rota.dept"
@@ -63,7 +63,7 @@ TOKENS = sql("SELECT token FROM rota.proc WHERE pk_show = $1 ORDER BY token")
 
 
 class Books:
-    """One show and what is in it."""
+    """One show with one of everything that is charged."""
 
     def __init__(self, database, ledger, *, managed=False, tell=None):
         self.database = database
@@ -121,7 +121,7 @@ class Books:
         return plain(outcome)
 
     async def counted(self):
-        """Usage by level of the show's first keys; absent is 0."""
+        """Usage by level for the first keys of the show; 0 if absent."""
         counters = await self.ledger.counters(self.show)
         return {level: counters.get((level, self.charge().key(level)), Usage()) for level in LEVELS}
 
@@ -129,7 +129,7 @@ class Books:
         return [row["token"] for row in await self.database.rows(TOKENS, self.show)]
 
     async def agree(self):
-        """Counters at every level are what the procs hold; returns the cores."""
+        """Asserts that the counters of every level equal the procs; returns the cores."""
         booked = await self.database.value(SUM, self.show)
         counters = await self.ledger.counters(self.show)
         for level in LEVELS:
@@ -142,7 +142,7 @@ def outcome_of(booked=(), already=(), refused=(), declined=None, refusal=None):
 
 
 def plain(outcome):
-    """With lists of tokens, which compare as such whatever they were made of."""
+    """An outcome with token lists, so that ranges and lists compare equal."""
     tokens = (list(outcome.booked), list(outcome.already), list(outcome.refused))
     return BookingOutcome(*tokens, outcome.declined, outcome.refusal)
 
@@ -152,190 +152,194 @@ def everywhere(cores, gpus=0):
 
 
 class LedgerSuite:
-    """Fixtures: `ledger`, and `books`, a fresh `Books` on it with plenty of everything."""
+    """Fixtures: `ledger`, and `account`, a new `Books` on it with a high burst."""
 
-    async def test_a_booking_counts_at_all_five_levels_and_has_its_rows(self, books):
-        outcome = await books.book(range(10, 13), cores=150, gpus=2)
+    async def test_booking_counts_at_all_five_levels_and_writes_its_rows(self, account):
+        outcome = await account.book(range(10, 13), cores=150, gpus=2)
         assert outcome == outcome_of(booked=range(10, 13))
-        assert await books.counted() == everywhere(450, 6)
-        assert await books.tokens() == [10, 11, 12]
+        assert await account.counted() == everywhere(450, 6)
+        assert await account.tokens() == [10, 11, 12]
 
     @pytest.mark.parametrize("level", LEVELS)
     @pytest.mark.parametrize("resource", Resource)
-    async def test_reaching_a_limit_exactly_fits_and_the_next_frame_is_refused_by_it(self, books, level, resource):
+    async def test_frames_up_to_the_exact_limit_are_booked_and_the_next_is_refused(self, account, level, resource):
         cores = resource is Resource.CORES
-        await books.limit(level, **{"cores": 300} if cores else {"gpus": 3})
-        outcome = await books.book(range(5), cores=100, gpus=1)
+        await account.limit(level, **{"cores": 300} if cores else {"gpus": 3})
+        outcome = await account.book(range(5), cores=100, gpus=1)
         limit, asked = (300, 100) if cores else (3, 1)
         assert outcome == outcome_of(range(3), (), range(3, 5), {}, Refusal(level, resource, limit, limit, asked))
-        assert await books.counted() == everywhere(300, 3)
-        assert await books.tokens() == [0, 1, 2]
+        assert await account.counted() == everywhere(300, 3)
+        assert await account.tokens() == [0, 1, 2]
 
-    async def test_a_refusal_writes_nothing(self, books):
-        await books.limit(Level.POINT, cores=99)
-        outcome = await books.book([7])
+    async def test_refusal_writes_nothing(self, account):
+        await account.limit(Level.POINT, cores=99)
+        outcome = await account.book([7])
         assert outcome == outcome_of(refused=[7], refusal=Refusal(Level.POINT, Resource.CORES, 0, 99, 100))
-        assert await books.counted() == everywhere(0)
-        assert await books.tokens() == []
+        assert await account.counted() == everywhere(0)
+        assert await account.tokens() == []
 
-    async def test_a_burst_of_0_refuses_everything(self, books):
-        await books.limit(Level.SUBSCRIPTION, cores=0)
-        outcome = await books.book([1], cores=1)
+    async def test_burst_of_zero_refuses_everything(self, account):
+        await account.limit(Level.SUBSCRIPTION, cores=0)
+        outcome = await account.book([1], cores=1)
         assert outcome.refusal == Refusal(Level.SUBSCRIPTION, Resource.CORES, 0, 0, 1)
 
-    async def test_a_missing_subscription_refuses_like_a_burst_of_0(self, books):
-        outcome = await books.book([1, 2], alloc=uuid4())
+    async def test_missing_subscription_refuses_like_a_burst_of_zero(self, account):
+        outcome = await account.book([1, 2], alloc=uuid4())
         assert outcome == outcome_of(refused=[1, 2], refusal=Refusal(Level.SUBSCRIPTION, Resource.CORES, 0, 0, 100))
-        assert await books.tokens() == []
+        assert await account.tokens() == []
 
     @pytest.mark.parametrize("unlimited", [0, -1])
-    async def test_0_and_minus_1_are_no_limit_for_folder_job_layer_and_point(self, books, unlimited):
+    async def test_zero_and_minus_one_are_unlimited_for_folder_job_layer_and_point(self, account, unlimited):
         for level in LEVELS[1:]:
-            await books.limit(level, cores=unlimited, gpus=unlimited)
-        outcome = await books.book(range(100), cores=10, gpus=1)
+            await account.limit(level, cores=unlimited, gpus=unlimited)
+        outcome = await account.book(range(100), cores=10, gpus=1)
         assert outcome == outcome_of(booked=range(100))
 
-    async def test_a_gpu_burst_is_unlimited_at_minus_1_and_refuses_at_0(self, books):
-        await books.limit(Level.SUBSCRIPTION, gpus=-1)
-        assert (await books.book([1], gpus=8)).booked
-        await books.limit(Level.SUBSCRIPTION, gpus=0)
-        assert (await books.book([2], gpus=1)).refusal == Refusal(Level.SUBSCRIPTION, Resource.GPUS, 8, 0, 1)
+    async def test_gpu_burst_of_minus_one_is_unlimited_and_of_zero_refuses(self, account):
+        await account.limit(Level.SUBSCRIPTION, gpus=-1)
+        assert (await account.book([1], gpus=8)).booked
+        await account.limit(Level.SUBSCRIPTION, gpus=0)
+        assert (await account.book([2], gpus=1)).refusal == Refusal(Level.SUBSCRIPTION, Resource.GPUS, 8, 0, 1)
 
     @pytest.mark.parametrize("level", LEVELS)
-    async def test_a_gpu_limit_that_is_used_up_does_not_concern_frames_without_gpus(self, books, level):
-        await books.limit(level, gpus=1)
-        assert (await books.book([1], gpus=1)).booked
-        assert (await books.book([2], gpus=0)).booked
+    async def test_exhausted_gpu_limit_does_not_affect_frames_without_gpus(self, account, level):
+        await account.limit(level, gpus=1)
+        assert (await account.book([1], gpus=1)).booked
+        assert (await account.book([2], gpus=0)).booked
 
-    async def test_frames_without_cores_pass_a_core_limit_that_is_used_up(self, books):
-        await books.limit(Level.FOLDER, cores=100)
-        assert (await books.book([1], cores=100)).booked
-        assert (await books.book([2], cores=0, gpus=1)).booked
-        assert await books.counted() == everywhere(100, 1)
+    async def test_exhausted_core_limit_does_not_affect_frames_without_cores(self, account):
+        await account.limit(Level.FOLDER, cores=100)
+        assert (await account.book([1], cores=100)).booked
+        assert (await account.book([2], cores=0, gpus=1)).booked
+        assert await account.counted() == everywhere(100, 1)
 
-    async def test_the_first_limit_in_order_is_named_cores_before_gpus(self, books):
+    async def test_refusal_names_the_first_limit_in_order_with_cores_before_gpus(self, account):
         for level in LEVELS:
-            await books.limit(level, cores=100, gpus=1)
-        assert (await books.book([1], gpus=1)).booked
+            await account.limit(level, cores=100, gpus=1)
+        assert (await account.book([1], gpus=1)).booked
         for level in LEVELS:
-            assert (await books.book([2], gpus=1)).refusal == Refusal(level, Resource.CORES, 100, 100, 100)
-            await books.limit(level, cores=PLENTY)
+            assert (await account.book([2], gpus=1)).refusal == Refusal(level, Resource.CORES, 100, 100, 100)
+            await account.limit(level, cores=PLENTY)
         for level in LEVELS:
-            assert (await books.book([2], gpus=1)).refusal == Refusal(level, Resource.GPUS, 1, 1, 1)
-            await books.limit(level, gpus=PLENTY)
-        assert (await books.book([2], gpus=1)).booked
+            assert (await account.book([2], gpus=1)).refusal == Refusal(level, Resource.GPUS, 1, 1, 1)
+            await account.limit(level, gpus=PLENTY)
+        assert (await account.book([2], gpus=1)).booked
 
-    async def test_half_a_core_is_half_a_core(self, books):
-        await books.limit(Level.JOB, cores=120)
-        outcome = await books.book(range(5), cores=50)
+    async def test_fractional_cores_are_exact(self, account):
+        await account.limit(Level.JOB, cores=120)
+        outcome = await account.book(range(5), cores=50)
         assert (outcome.booked, outcome.refusal) == ([0, 1], Refusal(Level.JOB, Resource.CORES, 100, 120, 50))
 
-    async def test_groups_of_one_batch_see_each_other_in_order(self, books):
-        await books.limit(Level.SUBSCRIPTION, cores=500)
-        big, small, last = await books.ledger.book(
-            books.show,
+    async def test_groups_of_one_batch_are_booked_in_order_and_see_each_other(self, account):
+        await account.limit(Level.SUBSCRIPTION, cores=500)
+        big, small, last = await account.ledger.book(
+            account.show,
             [
-                books.group(range(3), cores=150),
-                books.group([10, 11], cores=40, job=uuid4(), layer=uuid4()),
-                books.group([20], cores=20),
+                account.group(range(3), cores=150),
+                account.group([10, 11], cores=40, job=uuid4(), layer=uuid4()),
+                account.group([20], cores=20),
             ],
         )
         assert big.booked == range(3)
         assert (small.booked, small.refused) == ([10], [11])
         assert small.refusal == Refusal(Level.SUBSCRIPTION, Resource.CORES, 490, 500, 40)
         assert last.refusal == Refusal(Level.SUBSCRIPTION, Resource.CORES, 490, 500, 20)
-        assert await books.agree() == 490
+        assert await account.agree() == 490
 
-    async def test_booking_again_changes_nothing(self, books):
-        await books.limit(Level.LAYER, cores=300)
-        await books.book(range(3))
-        again = await books.book(range(3))
+    async def test_repeated_booking_changes_nothing(self, account):
+        await account.limit(Level.LAYER, cores=300)
+        await account.book(range(3))
+        again = await account.book(range(3))
         assert again == outcome_of(already=[0, 1, 2])
         assert again.all_booked == [0, 1, 2]
-        assert await books.counted() == everywhere(300)
+        assert await account.counted() == everywhere(300)
 
-    async def test_a_batch_that_is_partly_there_books_the_rest(self, books):
-        await books.limit(Level.LAYER, cores=400)
-        await books.book([1, 3])
-        outcome = await books.book(range(6))
+    async def test_partly_booked_batch_books_the_rest(self, account):
+        await account.limit(Level.LAYER, cores=400)
+        await account.book([1, 3])
+        outcome = await account.book(range(6))
         assert (outcome.already, outcome.booked, outcome.refused) == ([1, 3], [0, 2], [4, 5])
         assert outcome.refusal == Refusal(Level.LAYER, Resource.CORES, 400, 400, 100)
-        assert await books.tokens() == [0, 1, 2, 3]
+        assert await account.tokens() == [0, 1, 2, 3]
 
-    async def test_a_token_that_is_booked_otherwise_is_declined(self, books):
-        await books.book([1], cores=100)
-        outcome = await books.book([1, 2], cores=200)
+    async def test_token_booked_with_another_charge_is_declined(self, account):
+        await account.book([1], cores=100)
+        outcome = await account.book([1, 2], cores=200)
         assert (outcome.declined, outcome.booked) == ({1: DeclineReason.DUPLICATE}, [2])
-        assert await books.counted() == everywhere(300)
+        assert await account.counted() == everywhere(300)
 
-    async def test_tokens_may_come_in_any_order(self, books):
-        await books.limit(Level.JOB, cores=300)
-        outcome = await books.book([9, 4, 5, 1])
+    async def test_tokens_may_come_in_any_order(self, account):
+        await account.limit(Level.JOB, cores=300)
+        outcome = await account.book([9, 4, 5, 1])
         assert (outcome.booked, outcome.refused) == ([9, 4, 5], [1])
-        assert await books.tokens() == [4, 5, 9]
+        assert await account.tokens() == [4, 5, 9]
 
-    async def test_a_release_gives_back_once(self, books):
-        await books.book(range(4), cores=100, gpus=1)
-        [released] = await books.ledger.release(books.show, range(1, 3))
-        assert (released.charge, list(released.tokens)) == (books.charge(100, 1), [1, 2])
-        assert await books.counted() == everywhere(200, 2)
-        assert await books.ledger.release(books.show, range(1, 3)) == []
-        assert await books.counted() == everywhere(200, 2)
-        assert await books.tokens() == [0, 3]
+    async def test_repeated_release_returns_quota_once(self, account):
+        await account.book(range(4), cores=100, gpus=1)
+        [released] = await account.ledger.release(account.show, range(1, 3))
+        assert (released.charge, list(released.tokens)) == (account.charge(100, 1), [1, 2])
+        assert await account.counted() == everywhere(200, 2)
+        assert await account.ledger.release(account.show, range(1, 3)) == []
+        assert await account.counted() == everywhere(200, 2)
+        assert await account.tokens() == [0, 3]
 
-    async def test_a_release_of_many_charges_gives_each_its_own_back(self, books):
-        pool, folder = await books.another_pool(), await books.another_folder()
-        await books.ledger.book(
-            books.show,
-            [books.group([1, 2], cores=30), books.group([3], cores=7, alloc=pool), books.group([4], folder=folder)],
+    async def test_release_of_several_charges_returns_each_its_own(self, account):
+        pool, folder = await account.another_pool(), await account.another_folder()
+        await account.ledger.book(
+            account.show,
+            [
+                account.group([1, 2], cores=30),
+                account.group([3], cores=7, alloc=pool),
+                account.group([4], folder=folder),
+            ],
         )
-        released = await books.ledger.release(books.show, [4, 3, 1, 99])
+        released = await account.ledger.release(account.show, [4, 3, 1, 99])
         assert sorted(token for each in released for token in each.tokens) == [1, 3, 4]
-        assert await books.agree() == 30
+        assert await account.agree() == 30
 
-    async def test_a_token_that_was_released_is_not_booked_again(self, books):
-        await books.book(range(4))
-        await books.ledger.release(books.show, [1, 2])
-        assert await books.book(range(6)) == outcome_of(
+    async def test_released_token_is_not_booked_again(self, account):
+        await account.book(range(4))
+        await account.ledger.release(account.show, [1, 2])
+        assert await account.book(range(6)) == outcome_of(
             already=[0, 3], booked=[4, 5], declined={1: DeclineReason.TOMBSTONED, 2: DeclineReason.TOMBSTONED}
         )
-        assert (await books.book([2], cores=30, force=True)).declined == {2: DeclineReason.TOMBSTONED}
-        assert await books.tokens() == [0, 3, 4, 5]
-        assert await books.counted() == everywhere(400)
+        assert (await account.book([2], cores=30, force=True)).declined == {2: DeclineReason.TOMBSTONED}
+        assert await account.tokens() == [0, 3, 4, 5]
+        assert await account.counted() == everywhere(400)
 
-    async def test_what_was_released_is_there_for_other_frames(self, books):
-        await books.limit(Level.FOLDER, cores=200)
-        await books.book(range(2))
-        await books.ledger.release(books.show, [0])
-        assert (await books.book([5, 6])).booked == [5]
-        assert await books.counted() == everywhere(200)
+    async def test_released_quota_is_available_to_other_frames(self, account):
+        await account.limit(Level.FOLDER, cores=200)
+        await account.book(range(2))
+        await account.ledger.release(account.show, [0])
+        assert (await account.book([5, 6])).booked == [5]
+        assert await account.counted() == everywhere(200)
 
-    async def test_tokens_of_another_show_are_not_released(self, books):
-        await books.book([1])
-        assert await books.ledger.release(uuid4(), [1]) == []
-        assert await books.tokens() == [1]
+    async def test_tokens_of_another_show_are_not_released(self, account):
+        await account.book([1])
+        assert await account.ledger.release(uuid4(), [1]) == []
+        assert await account.tokens() == [1]
 
-    async def test_force_asks_no_limit_and_is_counted(self, books):
-        await books.limit(Level.SUBSCRIPTION, cores=0)
-        assert (await books.book([1, 2], force=True)).booked == [1, 2]
-        assert await books.counted() == everywhere(200)
+    async def test_forced_booking_ignores_limits_and_is_counted(self, account):
+        await account.limit(Level.SUBSCRIPTION, cores=0)
+        assert (await account.book([1, 2], force=True)).booked == [1, 2]
+        assert await account.counted() == everywhere(200)
 
-    async def test_a_limit_below_what_is_booked_lets_nothing_in_until_enough_is_released(self, books):
-        await books.book(range(5))
-        await books.limit(Level.FOLDER, cores=200)
-        assert (await books.book([9])).refusal == Refusal(Level.FOLDER, Resource.CORES, 500, 200, 100)
-        await books.ledger.release(books.show, range(3))
-        assert (await books.book([9])).refused == [9]
-        await books.ledger.release(books.show, [3])
-        assert (await books.book([9])).booked == [9]
+    async def test_limit_below_usage_admits_nothing_until_enough_is_released(self, account):
+        await account.book(range(5))
+        await account.limit(Level.FOLDER, cores=200)
+        assert (await account.book([9])).refusal == Refusal(Level.FOLDER, Resource.CORES, 500, 200, 100)
+        await account.ledger.release(account.show, range(3))
+        assert (await account.book([9])).refused == [9]
+        await account.ledger.release(account.show, [3])
+        assert (await account.book([9])).booked == [9]
 
-    async def test_an_empty_batch_is_nothing(self, books):
-        assert await books.ledger.book(books.show, []) == []
-        assert await books.book([]) == outcome_of()
-        assert await books.ledger.release(books.show, []) == []
+    async def test_empty_batch_changes_nothing(self, account):
+        assert await account.ledger.book(account.show, []) == []
+        assert await account.book([]) == outcome_of()
+        assert await account.ledger.release(account.show, []) == []
 
     @pytest.mark.parametrize(
-        ("tokens", "cores", "gpus", "word"),
+        ("tokens", "cores", "gpus", "message"),
         [
             ([1], -1, 0, "ask"),
             ([1], 0, -1, "ask"),
@@ -347,25 +351,25 @@ class LedgerSuite:
             (range(5000), 100, 0, "at most"),
         ],
     )
-    async def test_asks_that_make_no_sense_are_refused_with_nothing_written(self, books, tokens, cores, gpus, word):
-        with pytest.raises(InvalidInput, match=word):
-            await books.book(tokens, cores, gpus)
-        assert await books.counted() == everywhere(0)
+    async def test_invalid_booking_is_refused_with_nothing_written(self, account, tokens, cores, gpus, message):
+        with pytest.raises(InvalidInput, match=message):
+            await account.book(tokens, cores, gpus)
+        assert await account.counted() == everywhere(0)
 
-    async def test_an_unknown_show_is_declined(self, books):
-        [outcome] = await books.ledger.book(uuid4(), [books.group([1])])
+    async def test_unknown_show_is_declined(self, account):
+        [outcome] = await account.ledger.book(uuid4(), [account.group([1])])
         assert outcome.all_booked == []
-        assert await books.tokens() == []
+        assert await account.tokens() == []
 
-    async def test_many_bookers_on_one_hot_subscription_never_pass_it_and_leave_nothing_unused(self, books):
-        await books.limit(Level.SUBSCRIPTION, cores=10_030)
+    async def test_concurrent_bookings_fill_a_subscription_and_never_exceed_it(self, account):
+        await account.limit(Level.SUBSCRIPTION, cores=10_030)
         numbers = count()
 
         async def booker():
             held = []
             while True:
                 first = next(numbers) * 7
-                outcome = await books.book(range(first, first + 7), cores=50, layer=uuid4(), job=uuid4())
+                outcome = await account.book(range(first, first + 7), cores=50, layer=uuid4(), job=uuid4())
                 held += outcome.booked
                 if outcome.refused:
                     return held
@@ -373,63 +377,63 @@ class LedgerSuite:
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             bookers = [group.create_task(booker()) for _ in range(8)]
         held = sorted(token for booker in bookers for token in booker.result())
-        assert await books.tokens() == held
-        assert await books.agree() == 10_000
+        assert await account.tokens() == held
+        assert await account.agree() == 10_000
 
-    async def test_batches_over_the_same_keys_in_opposite_order_all_end(self, books):
-        pools = [books.pool, *[await books.another_pool() for _ in range(3)]]
-        folders = [books.folder, *[await books.another_folder() for _ in range(3)]]
+    async def test_batches_over_the_same_keys_in_opposite_order_do_not_deadlock(self, account):
+        pools = [account.pool, *[await account.another_pool() for _ in range(3)]]
+        folders = [account.folder, *[await account.another_folder() for _ in range(3)]]
         jobs = [uuid4() for _ in range(4)]
         keys = list(zip(pools, folders, jobs, strict=True))
 
         async def worker(number):
             order = keys if number % 2 else keys[::-1]
-            for turn in range(6):
-                start = (number * 100 + turn) * 10
+            for iteration in range(6):
+                start = (number * 100 + iteration) * 10
                 groups = [
-                    books.group([start + at], alloc=pool, folder=folder, job=job, layer=job)
+                    account.group([start + at], alloc=pool, folder=folder, job=job, layer=job)
                     for at, (pool, folder, job) in enumerate(order)
                 ]
-                outcomes = await books.ledger.book(books.show, groups)
+                outcomes = await account.ledger.book(account.show, groups)
                 assert all(outcome.booked for outcome in outcomes)
-                await books.ledger.release(books.show, [start + at for at in (3, 0)])
+                await account.ledger.release(account.show, [start + at for at in (3, 0)])
 
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             for number in range(8):
                 group.create_task(worker(number))
-        assert await books.agree() == 8 * 6 * 2 * 100
+        assert await account.agree() == 8 * 6 * 2 * 100
 
-    async def test_batches_of_different_pools_over_the_same_jobs_all_end(self, books):
+    async def test_batches_of_different_pools_over_the_same_jobs_do_not_deadlock(self, account):
         pools, folders = (
-            [await books.another_pool() for _ in range(6)],
-            [await books.another_folder() for _ in range(6)],
+            [await account.another_pool() for _ in range(6)],
+            [await account.another_folder() for _ in range(6)],
         )
         jobs = [uuid4() for _ in range(6)]
 
         async def worker(number):
             order = jobs if number % 2 else jobs[::-1]
             keys = {"alloc": pools[number], "folder": folders[number]}
-            for turn in range(8):
-                start = (number * 100 + turn) * 10
-                groups = [books.group([start + at], job=job, layer=job, **keys) for at, job in enumerate(order)]
-                assert all(outcome.booked for outcome in await books.ledger.book(books.show, groups))
-                await books.ledger.release(books.show, range(start, start + 5))
+            for iteration in range(8):
+                start = (number * 100 + iteration) * 10
+                groups = [account.group([start + at], job=job, layer=job, **keys) for at, job in enumerate(order)]
+                assert all(outcome.booked for outcome in await account.ledger.book(account.show, groups))
+                await account.ledger.release(account.show, range(start, start + 5))
 
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             for number in range(6):
                 group.create_task(worker(number))
-        assert await books.agree() == 6 * 8 * 100
+        assert await account.agree() == 6 * 8 * 100
 
-    async def test_the_same_batch_sent_by_many_at_once_is_booked_once(self, books):
-        outcomes = await asyncio.gather(*(books.book(range(20)) for _ in range(6)))
+    async def test_batch_sent_concurrently_by_many_is_booked_once(self, account):
+        outcomes = await asyncio.gather(*(account.book(range(20)) for _ in range(6)))
         assert sorted(len(outcome.booked) for outcome in outcomes) == [0] * 5 + [20]
         assert all(sorted(outcome.all_booked) == list(range(20)) for outcome in outcomes)
-        assert await books.counted() == everywhere(2000)
+        assert await account.counted() == everywhere(2000)
 
-    async def test_the_same_tokens_released_by_many_at_once_are_given_back_once(self, books):
-        await books.book(range(40))
+    async def test_tokens_released_concurrently_by_many_are_returned_once(self, account):
+        await account.book(range(40))
         orders = [range(30), list(range(29, -1, -1)), range(10, 30), [5, 25, 15]]
-        released = await asyncio.gather(*(books.ledger.release(books.show, tokens) for tokens in orders))
+        released = await asyncio.gather(*(account.ledger.release(account.show, tokens) for tokens in orders))
         tokens = [token for each in released for one in each for token in one.tokens]
         assert sorted(tokens) == list(range(30))
-        assert await books.counted() == everywhere(1000)
+        assert await account.counted() == everywhere(1000)

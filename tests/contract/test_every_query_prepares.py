@@ -1,4 +1,4 @@
-"""Every statement of Rota is prepared on the migrated schema, which checks names, types and syntax."""
+"""Every SQL statement is prepared on the migrated schema, which checks names, types and syntax."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,7 @@ async def test_every_query_prepares_on_the_migrated_schema(database):
     assert not refused
 
 
-async def test_a_query_on_a_missing_column_would_be_noticed(database):
+async def test_query_on_a_missing_column_is_detected(database):
     bad = parse_query("bad", "-- Refused.\nSELECT no_such_column FROM rota.migration")
     async with database.transaction() as tx:
         with pytest.raises(asyncpg.UndefinedColumnError):

@@ -1,7 +1,6 @@
-"""Every setting is read by something: one that is not promises what nobody does.
+"""Every setting is read somewhere in the source; an unread one would promise what the code does not do.
 
-A setting counts as read where a module names it as an attribute and also names its section, as an attribute or by the
-class.
+A setting counts as read if a module uses it as an attribute and also names its section, as an attribute or by class.
 """
 
 import ast
@@ -15,14 +14,14 @@ from rota.model.settings.leaves import leaves, sections
 
 SOURCE = Path(rota.__file__).parent
 DECLARED = {"accounting", "agents", "lifecycle", "process", "rules", "servers", "store", "tree"}
-"""Modules that only say what there is, and what contradicts each other."""
+"""Modules that only declare settings and check them against each other."""
 WITHOUT_EFFECT = {
     *(f"redis.connection.pool.{name}" for name in ("max_idle", "min_idle")),
     *(f"scheduler.retry_delay_{why}" for why in ("busy", "store", "publish", "no_workers")),
     *("scheduler.job_lock_ttl", "scheduler.max_renewal_failures", "reconciler.dispatch_timeout"),
     *("nats.ack_wait", "nats.in_flight_ttl"),
 }
-"""Accepted, and said to be without effect where they are described."""
+"""Accepted and documented as being without effect."""
 
 
 class Module:
@@ -31,12 +30,12 @@ class Module:
         self.names = {node.id for node in nodes if isinstance(node, ast.Name)}
         self.names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
         self.attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        self.asked = (
+        self.constants = (
             {node.value for node in nodes if isinstance(node, ast.Constant)} if "getattr" in self.names else set()
         )
 
     def reads(self, section, name):
-        if name not in self.attributes and name not in self.asked:
+        if name not in self.attributes and name not in self.constants:
             return False
         return self.names_section(section) or section.rpartition(".")[2] in self.attributes
 
@@ -51,11 +50,11 @@ def modules():
 
 
 @pytest.mark.parametrize("path", [path for path in leaves() if path not in WITHOUT_EFFECT])
-def test_a_setting_is_read(path):
+def test_setting_is_read_by_the_source(path):
     section, _, name = path.rpartition(".")
     assert any(module.reads(section, name) for module in modules())
 
 
 @pytest.mark.parametrize("path", sorted(WITHOUT_EFFECT))
-def test_a_setting_without_effect_says_so(path):
+def test_setting_without_effect_is_documented_as_such(path):
     assert "without effect" in leaves()[path].kind.meaning

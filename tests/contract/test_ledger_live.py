@@ -6,7 +6,7 @@ from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.live.seeding import seed
 from rota.infra.redis import RedisKeys
 from tests.contract.ledger_suite import Books, LedgerSuite
-from tests.contract.single_frame_batch_suite import SwarmSuite
+from tests.contract.single_frame_batch_suite import SingleFrameBatchSuite
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def ledger(database, redis):
 
 
 @pytest.fixture
-async def books(database, ledger):
+async def account(database, ledger):
     async def tell(show):
         if not await ledger.sync_limits(show):
             assert await seed(ledger, show)
@@ -23,5 +23,5 @@ async def books(database, ledger):
     return await Books(database, ledger, managed=True, tell=tell).make()
 
 
-class TestLiveLedger(LedgerSuite, SwarmSuite):
+class TestLiveLedger(LedgerSuite, SingleFrameBatchSuite):
     pass

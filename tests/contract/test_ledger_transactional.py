@@ -4,7 +4,7 @@ import pytest
 
 from rota.accounting.transactional import TransactionalLedger
 from tests.contract.ledger_suite import Books, LedgerSuite
-from tests.contract.single_frame_batch_suite import SwarmSuite
+from tests.contract.single_frame_batch_suite import SingleFrameBatchSuite
 
 
 @pytest.fixture
@@ -13,9 +13,9 @@ def ledger(database):
 
 
 @pytest.fixture
-async def books(database, ledger):
+async def account(database, ledger):
     return await Books(database, ledger).make()
 
 
-class TestTransactionalLedger(LedgerSuite, SwarmSuite):
+class TestTransactionalLedger(LedgerSuite, SingleFrameBatchSuite):
     pass
