@@ -1,8 +1,8 @@
-"""What the books should say: a dictionary of charges by token, limits by key, and `rota.model.quota`.
+"""Model of the ledgers: charges by token in a dictionary, limits by key, and `rota.model.quota`.
 
-`Model` knows rows (`booked`), tokens that Redis holds without a row (`ghosts`: a booker died, a release was not told),
-and graves. Its answers are those of `Books.book`: groups are decided one after the other, and what Redis holds since an
-earlier fence without a row is decided once more, behind all others.
+`Model` has rows (`booked`), tokens that Redis holds without a row (`orphans`: a booker crashed, or a release was not
+published) and tombstones. It answers like `AccountingService.book`: groups are decided in order, and tokens that Redis
+holds without a row since an earlier fence are decided again, after all others.
 """
 
 import msgspec
@@ -10,8 +10,8 @@ import msgspec
 from rota.accounting.ledger import DeclineReason
 from rota.model.quota import LEVELS, Level, LevelStatus, Limit, Refusal, Resource, Usage, fits
 
-LATER = object()
-"""Put off: Redis held it under an earlier fence, or was not asked yet."""
+DEFERRED = object()
+"""To be decided again: Redis held the token under an earlier fence, or was not asked yet."""
 
 
 class Model:
@@ -20,8 +20,8 @@ class Model:
         self.seeded = True
         self.limits = {}
         self.booked = {}
-        self.ghosts = {}
-        self.graves = {}
+        self.orphans = {}
+        self.tombstones = {}
 
     @property
     def live(self):
@@ -31,8 +31,8 @@ class Model:
     @property
     def tokens(self):
         """What Redis counts: charges by token."""
-        ghosts = {token: charge for token, (charge, _) in self.ghosts.items()}
-        return {token: charge for token, (charge, _) in self.booked.items()} | ghosts
+        orphans = {token: charge for token, (charge, _) in self.orphans.items()}
+        return {token: charge for token, (charge, _) in self.booked.items()} | orphans
 
     def counters(self):
         held = self.tokens if self.live else {token: charge for token, (charge, _) in self.booked.items()}
@@ -41,47 +41,47 @@ class Model:
             add(counters, charge)
         return counters
 
-    def book(self, groups, fence, *, force=False, off=None, elsewhere=False):
-        """An answer per group: (booked, already, refused, declined, refusal). `off` says why Redis decides nothing;
-        `elsewhere` that PostgreSQL was asked first, by somebody who did not know that Redis keeps the show."""
-        if off is not None:
-            return [self._undecided(group, off) for group in groups]
-        if self.live and elsewhere:
-            return self._again(groups, [self._undecided(group, LATER) for group in groups], fence, force)
+    def book(self, groups, fence, *, force=False, unavailable=None, postgres_first=False):
+        """An answer per group: (booked, already, refused, declined, refusal). `unavailable`: why Redis decides nothing;
+        `postgres_first` means that the caller did not know that Redis manages the show."""
+        if unavailable is not None:
+            return [self._undecided(group, unavailable) for group in groups]
+        if self.live and postgres_first:
+            return self._decide_deferred(groups, [self._undecided(group, DEFERRED) for group in groups], fence, force)
         if self.live:
             return self._book_live(groups, fence, force)
         return [self._book_in_tables(group, force) for group in groups]
 
-    def release(self, tokens, fence, *, told=True):
-        """What was released: charges by token. Redis hears of it if it is `told`."""
+    def release(self, tokens, fence, *, published=True):
+        """Charges of the released tokens. Redis learns of the release if it is `published`."""
         gone = {token: self.booked.pop(token)[0] for token in set(tokens) & set(self.booked)}
-        self.graves |= dict.fromkeys(gone, fence)
-        if self.live and not told:
-            self.ghosts |= {token: (charge, fence) for token, charge in gone.items()}
+        self.tombstones |= dict.fromkeys(gone, fence)
+        if self.live and not published:
+            self.orphans |= {token: (charge, fence) for token, charge in gone.items()}
         return gone
 
-    def forget_ghosts(self):
-        self.ghosts = {}
+    def clear_orphans(self):
+        self.orphans = {}
 
-    def recount(self, fence):
-        """How many ghosts lay in a grave, and how many lie in one now."""
-        known = [token for token in self.ghosts if token in self.graves]
-        buried = [token for token in self.ghosts if token not in self.graves]
-        self.graves |= dict.fromkeys(buried, fence)
-        self.ghosts = {}
-        return len(known), len(buried)
+    def reconcile(self, fence):
+        """How many orphans had a tombstone already, and how many have one now."""
+        known = [token for token in self.orphans if token in self.tombstones]
+        added = [token for token in self.orphans if token not in self.tombstones]
+        self.tombstones |= dict.fromkeys(added, fence)
+        self.orphans = {}
+        return len(known), len(added)
 
     def prune(self, fence):
-        self.graves = {token: at for token, at in self.graves.items() if at >= fence}
+        self.tombstones = {token: at for token, at in self.tombstones.items() if at >= fence}
 
     def _undecided(self, group, why):
         already, declined = [], {}
         for token in group.tokens:
-            told = self._barred(group, token) or why
-            if told is DeclineReason.ALREADY:
+            reason = self._barred(group, token) or why
+            if reason is DeclineReason.ALREADY:
                 already.append(token)
             else:
-                declined[token] = told
+                declined[token] = reason
         return [], already, [], declined, None
 
     def _book_in_tables(self, group, force):
@@ -94,17 +94,17 @@ class Model:
         return wanted[:fit], already, wanted[fit:], declined, refusal
 
     def _book_live(self, groups, fence, force):
-        """The script decides all groups by tokens; then PostgreSQL takes or refuses what it let in."""
+        """The script decides all groups by token; then PostgreSQL accepts or refuses what it admitted."""
         counters = self.counters()
         decided = [self.decide(group, force, counters) for group in groups]
         answers = [self._insert(group, *each, fence) for group, each in zip(groups, decided, strict=True)]
-        return self._again(groups, answers, fence, force)
+        return self._decide_deferred(groups, answers, fence, force)
 
-    def _again(self, groups, answers, fence, force):
-        """What was put off is decided now."""
+    def _decide_deferred(self, groups, answers, fence, force):
+        """Decides the deferred tokens."""
         left = [
-            msgspec.structs.replace(group, tokens=[token for token in group.tokens if told[3].get(token) is LATER])
-            for group, told in zip(groups, answers, strict=True)
+            msgspec.structs.replace(group, tokens=[token for token in group.tokens if answer[3].get(token) is DEFERRED])
+            for group, answer in zip(groups, answers, strict=True)
         ]
         if not any(group.tokens for group in left):
             return answers
@@ -125,18 +125,18 @@ class Model:
             if token in refused or token in declined:
                 continue
             match self._barred(group, token):
-                case None if token in self.ghosts and self.ghosts[token][1] < fence:
-                    declined[token] = LATER
-                    del self.ghosts[token]
+                case None if token in self.orphans and self.orphans[token][1] < fence:
+                    declined[token] = DEFERRED
+                    del self.orphans[token]
                 case None:
                     booked.append(token)
                     self.booked[token] = (group.charge, group.host)
-                    self.ghosts.pop(token, None)
+                    self.orphans.pop(token, None)
                 case DeclineReason.ALREADY:
                     already.append(token)
                 case why:
                     declined[token] = why
-                    self.ghosts.pop(token, None)
+                    self.orphans.pop(token, None)
         return booked, already, refused, declined, refusal
 
     def _barred(self, group, token):
@@ -144,7 +144,7 @@ class Model:
             return (
                 DeclineReason.ALREADY if self.booked[token] == (group.charge, group.host) else DeclineReason.DUPLICATE
             )
-        return DeclineReason.TOMBSTONED if token in self.graves else None
+        return DeclineReason.TOMBSTONED if token in self.tombstones else None
 
     def _fit(self, charge, wanted, counters, force):
         keys = {level: (level, charge.key(level)) for level in LEVELS}
@@ -163,7 +163,7 @@ class Model:
 
 def merged(first, then):
     booked, already, refused, declined, refusal = then
-    left = {token: why for token, why in first[3].items() if why is not LATER}
+    left = {token: why for token, why in first[3].items() if why is not DEFERRED}
     return [*first[0], *booked], [*first[1], *already], [*refused, *first[2]], left | declined, refusal or first[4]
 
 

@@ -1,11 +1,11 @@
-"""What the sets of agents should hold: two dictionaries, and rules that fit on a page."""
+"""Model of the agent sets in Redis: two dictionaries with the rules of the scripts."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Model:
-    """Times in microseconds, as in the scripts. `order` is who came when, to tell equals apart."""
+    """Times in milliseconds. `order` is the order of arrival, to break ties."""
 
     waiting: dict = field(default_factory=dict)
     working: dict = field(default_factory=dict)
@@ -20,12 +20,12 @@ class Model:
         self.order.remove(name)
 
     def due(self, now_ms):
-        """Who is due, by due time, and first come first served among equals."""
+        """Names that are due, by due time, then by order of arrival."""
         found = [name for name, due_ms in self.waiting.items() if due_ms <= now_ms]
         return sorted(found, key=lambda name: (self.waiting[name], self.order.index(name)))
 
     def acquire(self, name, seen, run, now_ms):
-        """Whether `run` has it; `seen` is whether it still waits as it was seen."""
+        """Whether `run` holds it; `seen` is whether it still waits with the score the caller saw."""
         if name in self.waiting:
             if seen and self.waiting[name] <= now_ms:
                 self.leave(name)

@@ -1,4 +1,4 @@
-"""The scripts of agents do what a model of two dictionaries does, whatever the order of calls."""
+"""The agent scripts behave like a model of two dictionaries for any order of calls."""
 
 import time
 
@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 names = st.sampled_from(NAMES)
 runs = st.integers(1, 3)
 hours = st.sampled_from([-2, -1, 1])
-"""A due time an hour or two ago, or in an hour: the clock of the server does not matter then."""
+"""Due one or two hours ago, or in an hour: small clock differences do not matter."""
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("repopulate"), names, hours),
@@ -31,7 +31,7 @@ steps = st.lists(
 )
 
 
-class Story:
+class ScriptDriver:
     def __init__(self, client, now_ms):
         self.sets = AgentIndex(client, RedisKeys().agent_keys())
         self.client = client
@@ -39,8 +39,8 @@ class Story:
         self.model = Model()
         self.seen = {}
 
-    async def play(self, story):
-        for what, name, *rest in story:
+    async def run(self, calls):
+        for what, name, *rest in calls:
             await getattr(self, what)(name, *rest)
             await self.compare()
 
@@ -49,7 +49,7 @@ class Story:
         self.model.repopulate(name, self._ms(hour))
 
     async def see(self, name):
-        """Remember how it waits, due or not, to ask for it later with what may be old news by then."""
+        """Remember its score, due or not, for a later acquire that may then be stale."""
         score = await self.client.zscore(self.sets.keys.waiting, name)
         if score is not None:
             self.seen[name] = round(score * 1_000_000)
@@ -76,11 +76,11 @@ class Story:
             self.model.working.pop(name, None)
 
     async def compare(self):
-        look = await self.sets.ready(200)
-        assert [each.name for each in look.candidates] == self.model.due(look.now_ms)
-        assert look.count == len(look.candidates)
-        later = [due_ms for due_ms in self.model.waiting.values() if due_ms > look.now_ms]
-        assert look.next_ms == min(later, default=0)
+        ready = await self.sets.ready(200)
+        assert [each.name for each in ready.candidates] == self.model.due(ready.now_ms)
+        assert ready.count == len(ready.candidates)
+        later = [due_ms for due_ms in self.model.waiting.values() if due_ms > ready.now_ms]
+        assert ready.next_ms == min(later, default=0)
         _, entries = await self.sets.running()
         assert {each.name: each.run for each in entries} == self.model.working
         assert all(each.owner == OWNER for each in entries)
@@ -95,7 +95,7 @@ class Story:
 
 @given(steps)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_the_scripts_do_what_the_model_does(redis_url, story):
+async def test_agent_scripts_match_the_model(redis_url, calls):
     async with Redis.from_url(redis_url) as client:
         await client.flushdb()
-        await Story(client, int(time.time() * 1000)).play(story)
+        await ScriptDriver(client, int(time.time() * 1000)).run(calls)

@@ -1,4 +1,4 @@
-"""Keys: whole ones come back, broken ones are told from unknown ones, and no error repeats any of what was given."""
+"""API keys: valid ones survive parsing, mistyped ones are distinguished from malformed ones, no error repeats a key."""
 
 import pytest
 from hypothesis import assume, given
@@ -26,14 +26,14 @@ def refused(call, *args):
 
 
 @given(KEYS)
-def test_a_key_is_read_back_whole(key):
+def test_key_survives_text(key):
     assert parse_key(key.text) == key
     assert key.text.startswith(f"rota_{key.id}_")
     assert without_secret(key.text) == without_secret(key.id) == key.id
 
 
 @given(KEYS)
-def test_only_its_text_gives_the_secret_away(key):
+def test_only_the_text_of_a_key_contains_its_secret(key):
     secret = key.text.rpartition("_")[2]
     assert secret not in repr(key)
     assert secret not in str(key)
@@ -41,7 +41,7 @@ def test_only_its_text_gives_the_secret_away(key):
 
 
 @given(st.sets(st.binary(min_size=ENTROPY_BYTES, max_size=ENTROPY_BYTES), min_size=2, max_size=2))
-def test_no_randomness_is_lost_in_the_secret(entropies):
+def test_secret_keeps_all_entropy(entropies):
     one, other = (entropy[-20:] for entropy in entropies)
     assume(one != other)
     secrets = {new_key(bytes(7) + entropy).text for entropy in (one, other)}
@@ -50,29 +50,29 @@ def test_no_randomness_is_lost_in_the_secret(entropies):
 
 
 @given(KEYS, st.data())
-def test_one_wrong_letter_is_told_as_a_typo(key, data):
-    place = data.draw(st.integers(len("rota_"), len(key.text) - 1))
-    letter = data.draw(st.sampled_from(ALPHABET + "ilouA_ ").filter(lambda letter: letter != key.text[place]))
-    assert refused(parse_key, key.text[:place] + letter + key.text[place + 1 :]).facts == {"reason": "mistyped"}
+def test_key_with_one_wrong_character_is_refused_as_mistyped(key, data):
+    index = data.draw(st.integers(len("rota_"), len(key.text) - 1))
+    letter = data.draw(st.sampled_from(ALPHABET + "ilouA_ ").filter(lambda letter: letter != key.text[index]))
+    assert refused(parse_key, key.text[:index] + letter + key.text[index + 1 :]).facts == {"reason": "mistyped"}
 
 
 @given(KEYS, st.data())
-def test_two_letters_that_changed_places_are_told_as_a_typo(key, data):
-    place = data.draw(st.integers(len("rota_"), len(key.text) - 2))
-    one, two = key.text[place : place + 2]
+def test_key_with_two_swapped_characters_is_refused_as_mistyped(key, data):
+    index = data.draw(st.integers(len("rota_"), len(key.text) - 2))
+    one, two = key.text[index : index + 2]
     assume(one != two)
-    assert refused(parse_key, key.text[:place] + two + one + key.text[place + 2 :]).facts == {"reason": "mistyped"}
+    assert refused(parse_key, key.text[:index] + two + one + key.text[index + 2 :]).facts == {"reason": "mistyped"}
 
 
 @given(KEYS, st.data())
-def test_a_part_of_a_key_is_told_as_one(key, data):
+def test_truncated_key_is_refused_as_mistyped(key, data):
     end = data.draw(st.integers(len("rota_"), len(key.text) - 1))
     error = refused(parse_key, key.text[:end])
     assert error.facts == {"reason": "mistyped"}
 
 
 @given(st.text(max_size=80))
-def test_other_text_is_no_key_and_is_never_repeated(text):
+def test_other_text_is_refused_as_malformed_and_not_repeated(text):
     assume(not text.startswith("rota_"))
     error = refused(parse_key, text)
     assert error.facts == {"reason": "malformed"}
@@ -81,14 +81,14 @@ def test_other_text_is_no_key_and_is_never_repeated(text):
 
 
 @given(KEYS, st.sampled_from(["Bearer ", "bearer ", "BEARER  "]))
-def test_a_key_comes_in_either_header(key, scheme):
+def test_key_is_accepted_in_either_header(key, scheme):
     assert key_from_headers(f"{scheme}{key.text}", None) == key.text
     assert key_from_headers(None, f" {key.text} ") == key.text
     assert key_from_headers(f"{scheme}{key.text}", key.text) == key.text
 
 
 @given(KEYS, KEYS)
-def test_headers_without_one_key_are_refused_and_not_repeated(key, other):
+def test_headers_without_exactly_one_key_are_refused_and_not_repeated(key, other):
     assume(key != other)
     assert refused(key_from_headers, None, None).facts == {"reason": "missing"}
     for headers in ((f"Basic {key.text}", None), (key.text, None), (f"Bearer {key.text}", other.text), ("", None)):

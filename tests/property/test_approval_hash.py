@@ -1,4 +1,4 @@
-"""The hash that people approve changes exactly when what was submitted does, and survives being stored."""
+"""The approval hash changes exactly when the submission does, and survives storage."""
 
 import msgspec
 import pytest
@@ -49,7 +49,7 @@ CHANGES = st.sampled_from(
 
 
 def examples(most):
-    """Pairs of submissions, of which the second differs from the first in one thing or in nothing; always the same."""
+    """Pairs of submissions, the second differing from the first in one field or none; the same in every run."""
     pairs = []
 
     @settings(max_examples=most, database=None, derandomize=True)
@@ -74,7 +74,7 @@ async def hashes(submitter, submissions):
     return [found[job].hash for job in jobs]
 
 
-async def test_the_hash_changes_exactly_when_the_payload_does(submitter):
+async def test_approval_hash_changes_exactly_when_the_payload_does(submitter):
     pairs = examples(250)
     one = await hashes(submitter, [first for first, _ in pairs])
     two = await hashes(submitter, [second for _, second in pairs])
@@ -83,7 +83,7 @@ async def test_the_hash_changes_exactly_when_the_payload_does(submitter):
         assert (a == b) == (canonical_bytes(first) == canonical_bytes(second)), (first, second)
 
 
-async def test_it_is_the_same_whenever_it_is_computed_and_whatever_else_happens_to_the_job(submitter, database):
+async def test_approval_hash_is_independent_of_time_and_job_state(submitter, database):
     [[first, _]] = examples(1)[:1]
     [before] = await hashes(submitter, [first])
     await database.run(sql("UPDATE rota.show SET str_name = 'renamed'"))
@@ -95,7 +95,7 @@ async def test_it_is_the_same_whenever_it_is_computed_and_whatever_else_happens_
     assert (await approvable_jobs(database, [job]))[job].hash == before
 
 
-async def test_a_trace_is_no_part_of_it_and_fields_of_a_later_version_are(submitter, database):
+async def test_approval_hash_ignores_the_trace_and_covers_fields_of_later_versions(submitter, database):
     [[first, _]] = examples(1)[:1]
     [before] = await hashes(submitter, [first])
     [row] = await database.rows(sql("SELECT pk_job, request FROM rota.job"))
@@ -125,7 +125,7 @@ STORED = [
 
 
 @pytest.mark.parametrize("change", STORED)
-async def test_whatever_of_it_is_changed_where_it_is_stored_is_noticed(submitter, database, change):
+async def test_change_of_any_stored_field_changes_the_approval_hash(submitter, database, change):
     layer = LayerSpec(name="l0", task="t", items=[1])
     [before] = await hashes(submitter, [Submission(show="film", layers=(layer,), labels={"a": "1"}, env={"A": "1"})])
     await database.run(sql(change))
@@ -133,6 +133,6 @@ async def test_whatever_of_it_is_changed_where_it_is_stored_is_noticed(submitter
     assert (await approvable_jobs(database, [row["pk_job"]]))[row["pk_job"]].hash != before
 
 
-def test_nothing_has_no_hash():
+def test_empty_payload_has_no_approval_hash():
     with pytest.raises(AssertionError):
         job_hash({}, [])

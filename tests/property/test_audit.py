@@ -1,6 +1,6 @@
-"""Whatever is done to the audit trail by a superuser, `verify` names the first entry that is wrong.
+"""However a superuser tampers with the audit log, `verify` names the first wrong entry.
 
-The chain is made by the SQL function and checked by Python, so every example also shows that both compute the same.
+The SQL function builds the chain and Python checks it, so every example also shows that both compute the same hashes.
 """
 
 import msgspec
@@ -59,7 +59,7 @@ async def chain_of(database, batches):
 
 
 async def tamper(database, *statements):
-    """Run statements as only a superuser can: with the triggers off."""
+    """Run statements as only a superuser can: with triggers disabled."""
     async with database.transaction() as tx:
         await tx.run(AS_ADMIN)
         for statement, *args in statements:
@@ -67,7 +67,7 @@ async def tamper(database, *statements):
 
 
 def forged(rows, index):
-    """`rows` from `index` on with another actor there and every hash computed anew: a flawless chain."""
+    """`rows` from `index` on with another actor there and every hash recomputed: a consistent chain."""
     last, chain = rows[index].prev_hash, []
     for position, row in enumerate(rows[index:]):
         row = msgspec.structs.replace(row, prev_hash=last, actor=row.actor + "x" if position == 0 else row.actor)
@@ -89,7 +89,7 @@ with_database = settings(
 
 @with_database
 @given(batches=BATCHES, change=st.sampled_from(sorted(CHANGES)), where=st.floats(0, 0.999))
-async def test_a_changed_entry_is_named(database, batches, change, where):
+async def test_changed_audit_entry_is_named(database, batches, change, where):
     rows, head = await chain_of(database, batches)
     assert (await audit.verify(database, anchor=head)).ok
     seq = rows[int(where * len(rows))].seq
@@ -101,7 +101,7 @@ async def test_a_changed_entry_is_named(database, batches, change, where):
 
 @with_database
 @given(batches=BATCHES, data=st.data())
-async def test_removed_entries_are_missed(database, batches, data):
+async def test_removed_audit_entries_are_detected(database, batches, data):
     rows, _ = await chain_of(database, batches)
     gone = data.draw(st.sets(st.sampled_from([row.seq for row in rows]), min_size=1))
     await tamper(database, (REMOVE, sorted(gone)))
@@ -114,7 +114,7 @@ async def test_removed_entries_are_missed(database, batches, data):
 
 @with_database
 @given(batches=BATCHES, where=st.floats(0, 0.999))
-async def test_an_entry_forged_with_a_fitting_hash_does_not_fit_the_next(database, batches, where):
+async def test_audit_entry_forged_with_a_valid_hash_does_not_match_the_next(database, batches, where):
     rows, _ = await chain_of(database, batches)
     index = int(where * len(rows))
     fake = forged(rows, index)[0]
@@ -126,22 +126,22 @@ async def test_an_entry_forged_with_a_fitting_hash_does_not_fit_the_next(databas
 
 @with_database
 @given(batches=BATCHES, where=st.floats(0, 0.999))
-async def test_a_chain_rewritten_to_its_head_is_found_by_a_head_kept_elsewhere(database, batches, where):
+async def test_audit_chain_rewritten_to_its_head_is_detected_by_an_external_anchor(database, batches, where):
     rows, head = await chain_of(database, batches)
     fakes = forged(rows, int(where * len(rows)))
     await tamper(database, *map(put, fakes), (SET_HEAD, fakes[-1].seq, fakes[-1].hash))
-    assert (await audit.verify(database)).ok, "flawless in itself"
+    assert (await audit.verify(database)).ok, "the chain is consistent"
     problem = (await audit.verify(database, anchor=head)).problem
     assert (problem.seq, problem.why) == (head.seq, "rewritten")
 
 
 @with_database
 @given(batches=BATCHES, where=st.floats(0, 0.999))
-async def test_a_tail_cut_off_with_its_head_is_found_by_a_head_kept_elsewhere(database, batches, where):
+async def test_audit_chain_truncated_with_its_head_is_detected_by_an_external_anchor(database, batches, where):
     rows, head = await chain_of(database, batches)
     kept = int(where * len(rows))
     end = ChainHead(rows[kept - 1].seq, rows[kept - 1].hash) if kept else CHAIN_START
     await tamper(database, (REMOVE, [row.seq for row in rows[kept:]]), (SET_HEAD, end.seq, end.hash))
-    assert (await audit.verify(database)).ok, "flawless in itself"
+    assert (await audit.verify(database)).ok, "the chain is consistent"
     problem = (await audit.verify(database, anchor=head)).problem
     assert (problem.seq, problem.why) == (head.seq, "cut")

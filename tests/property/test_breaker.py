@@ -1,4 +1,4 @@
-"""What holds for every sequence of events, and that the Lua machine is the Python machine."""
+"""Properties of the circuit breaker for all event sequences, and equality of its Lua and Python state machines."""
 
 import itertools
 from collections import Counter
@@ -46,8 +46,8 @@ all_rules = st.builds(
 seeds = st.integers(0, 2**32)
 
 
-class Story:
-    """Drives the pure machine and likes the edges: it looks at the state to choose what happens next, and when."""
+class BreakerScenario:
+    """Drives the pure state machine; chooses events and times near the edges of its current state."""
 
     def __init__(self, rules, seed, now_ms=START_MS):
         self.rules = rules
@@ -77,13 +77,13 @@ class Story:
         return {"stay": 0, "tick": 1, "back": -self._random.choice([1, 30, 500])}[kind]
 
     def _edge_ms(self):
-        """The moment at which time alone changes something."""
+        """The time at which time alone changes the state."""
         if self.state.failed_at_ms:
             return self.state.failed_at_ms[0] + self.rules.counting.window_ms
         return self.state.until_ms
 
 
-async def held(client, key):
+async def stored_state(client, key):
     raw = {name.decode(): value.decode() for name, value in (await client.hgetall(key)).items()}
     if not raw:
         return BreakerState()
@@ -95,59 +95,59 @@ async def held(client, key):
 
 @settings(max_examples=effort(50, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=all_rules, seed=seeds)
-async def test_the_script_gives_the_verdicts_and_states_of_the_pure_machine(redis, rules, seed):
+async def test_breaker_script_equals_the_pure_state_machine(redis, rules, seed):
     keys, name = RedisKeys(), f"story-{next(NAMES)}"
-    given = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_script_args(rules)}
-    story = Story(rules, seed)
-    for event, generation, expected in story.steps(60):
-        verdict = await STEP(redis, event=event, generation=generation, at_ms=story.now_ms, **given)
+    args = {"counter": keys.breaker_failures(name), "record": keys.breaker_state(name), **_script_args(rules)}
+    scenario = BreakerScenario(rules, seed)
+    for event, generation, expected in scenario.steps(60):
+        verdict = await STEP(redis, event=event, generation=generation, at_ms=scenario.now_ms, **args)
         assert verdict == expected
-    assert await held(redis, keys.breaker_state(name)) == story.state
-    # The mirror of a window runs out by the server's own clock, which this test does not move.
+    assert await stored_state(redis, keys.breaker_state(name)) == scenario.state
+    # The window mirror expires by the clock of the server, which this test does not control.
     if isinstance(rules.counting, ConsecutiveFailures):
-        assert int(await redis.get(keys.breaker_failures(name)) or 0) == story.state.failures
+        assert int(await redis.get(keys.breaker_failures(name)) or 0) == scenario.state.failures
 
 
 @given(rules=all_rules, seed=seeds, length=st.integers(0, 60))
-def test_from_every_state_a_call_goes_through_once_the_waiting_is_over(rules, seed, length):
-    story = Story(rules, seed)
-    list(story.steps(length))
-    state, verdict = step(rules, story.state, BreakerEvent.ALLOW, 0, story.now_ms)
+def test_breaker_in_any_state_permits_a_call_after_its_retry_time(rules, seed, length):
+    scenario = BreakerScenario(rules, seed)
+    list(scenario.steps(length))
+    state, verdict = step(rules, scenario.state, BreakerEvent.ALLOW, 0, scenario.now_ms)
     if isinstance(verdict, CallRejected):
         assert 1 <= verdict.retry_ms <= max(SPANS)
-        state, verdict = step(rules, state, BreakerEvent.ALLOW, 0, story.now_ms + verdict.retry_ms)
+        state, verdict = step(rules, state, BreakerEvent.ALLOW, 0, scenario.now_ms + verdict.retry_ms)
     assert isinstance(verdict, CallPermitted)
 
 
 @given(rules=st.builds(BreakerConfig, counting=countings, open_ms=spans, probing=by_count()), seed=seeds)
-def test_no_round_of_probes_lets_through_more_than_its_cap(rules, seed):
-    story = Story(rules, seed)
-    granted, given_back = Counter(), Counter()
-    for event, generation, verdict in story.steps(60):
+def test_breaker_permits_no_more_probes_than_its_cap_per_generation(rules, seed):
+    scenario = BreakerScenario(rules, seed)
+    granted, returned = Counter(), Counter()
+    for event, generation, verdict in scenario.steps(60):
         if isinstance(verdict, CallPermitted) and verdict.phase is BreakerPhase.HALF_OPEN:
             granted[verdict.generation] += 1
         elif event is BreakerEvent.CANCEL:
-            given_back[generation] += 1
-        assert all(granted[one] - given_back[one] <= rules.probing.probes_max for one in granted)
+            returned[generation] += 1
+        assert all(granted[one] - returned[one] <= rules.probing.probes_max for one in granted)
 
 
 @given(rules=all_rules, seed=seeds)
-def test_generations_only_grow_and_change_with_every_change_of_phase(rules, seed):
-    story = Story(rules, seed)
-    before = story.state
-    for _ in story.steps(60):
-        assert story.state.generation >= before.generation
-        assert (story.state.phase is before.phase) or (story.state.generation > before.generation)
-        before = story.state
+def test_breaker_generation_grows_with_every_phase_change(rules, seed):
+    scenario = BreakerScenario(rules, seed)
+    before = scenario.state
+    for _ in scenario.steps(60):
+        assert scenario.state.generation >= before.generation
+        assert (scenario.state.phase is before.phase) or (scenario.state.generation > before.generation)
+        before = scenario.state
 
 
-def test_the_stories_reach_every_transition():
+def test_breaker_scenarios_reach_every_transition():
     seen = Counter()
     rules = BreakerConfig(
         counting=ConsecutiveFailures(2), open_ms=50, probing=ProbesByCount(2, successes=2, lost_after_ms=50)
     )
     for seed in range(20):
-        for _, _, verdict in Story(rules, seed).steps(60):
+        for _, _, verdict in BreakerScenario(rules, seed).steps(60):
             seen[verdict.was, verdict.phase] += 1
     assert {pair for pair in seen if pair[0] is not pair[1]} == {
         (BreakerPhase.CLOSED, BreakerPhase.OPEN),

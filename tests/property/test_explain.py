@@ -1,4 +1,4 @@
-"""Explain and dispatch never disagree: what explain says of a job, the dispatcher does before it comes to rest."""
+"""Explain and dispatch agree: the dispatcher does what explain predicted for a job."""
 
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -75,13 +75,13 @@ ODD = {
     "paused": st.just(True),
 }
 FIRST = ("folder", "forgotten", "job_cap", "layer_cap", "point", "shares")
-# A limit or lost books, and a few odd things more: where everything is odd, one refusal hides the others.
+# One limit or an emptied Redis plus a few other oddities: if everything is odd, one refusal hides the others.
 SETUP = st.tuples(st.sampled_from(FIRST), st.sets(st.sampled_from(sorted(ODD)), max_size=3)).flatmap(
     lambda names: st.fixed_dictionaries({**ALWAYS, **{name: ODD[name] for name in sorted({names[0], *names[1]})}})
 )
 
 
-# What the share of the first pool refuses starts in the second, besides what was meant for it.
+# Frames refused by the subscription of the first pool start in the second, besides those routed there.
 TWO_POOLS = {
     "managed": True,
     "before": 0,
@@ -93,8 +93,8 @@ TWO_POOLS = {
 }
 
 
-async def arranged(rig, redis, given):
-    """What was drawn, with some of it running already; returns the job to ask about."""
+async def arrange(rig, redis, given):
+    """Sets up the drawn case, with some frames running already; returns the job to explain."""
     for pool in ("farm", "spare", "elsewhere"):
         await rig.pool(pool)
     caps = {"folder": given["folder"], "point": given["point"], "jobs": given["jobs"]}
@@ -102,8 +102,8 @@ async def arranged(rig, redis, given):
     await rig.show("other", {"farm": 50, "spare": 50})
     drained = {given["drained"]: PoolStatus.DRAINING} if given["drained"] else {}
     rig.route({"before": ("farm", "spare"), **({"shot": given["pools"]} if given["pools"] else {})}, **drained)
-    for number, said in enumerate([*given["unfit"], *([] if given["deserted"] else given["fit"])]):
-        rig.beat(f"w{number}", **said)
+    for number, heartbeat in enumerate([*given["unfit"], *([] if given["deserted"] else given["fit"])]):
+        rig.beat(f"w{number}", **heartbeat)
     for show, frames in (("film", given["before"]), ("other", given["others"])):
         if frames:
             job = await rig.submit(show, topic="before", frames=frames)
@@ -111,7 +111,7 @@ async def arranged(rig, redis, given):
             await rig.queue.cancel_waiting(job)
     if given["forgotten"] and given["managed"]:
         await redis.flushdb()
-    # A cap below what one frame needs is refused when it is submitted.
+    # Submission refuses a cap below the need of one frame.
     least = given["need"].get("cores", 1)
     job_cap, layer_cap = (cap and max(cap, least) for cap in (given["job_cap"], given["layer_cap"]))
     job = await rig.submit(
@@ -129,7 +129,7 @@ async def arranged(rig, redis, given):
 
 
 async def refused_by(rig, job):
-    """With which word dispatch refused frames of the job in the end, if it did; a share only sends them elsewhere."""
+    """The reason with which dispatch finally refused frames of the job, if any; a full subscription only redirects."""
     done = await rig.database.row(DONE, job)
     if done is not None:
         return Reason(done["reason"])
@@ -137,35 +137,35 @@ async def refused_by(rig, job):
         return Reason.of_level(final[0].table)
     if await rig.is_parked(job):
         return Reason(await rig.database.value(WHY, job))
-    spots = [spot for spot in rig.board.entries.values() if spot.key.cls.topic == "shot"]
-    return next((spot.reason for spot in spots if spot.reason), None)
+    pending = [queue for queue in rig.board.entries.values() if queue.key.cls.topic == "shot"]
+    return next((queue.reason for queue in pending if queue.reason), None)
 
 
 @settings(
     max_examples=effort(25, 600),
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an example says enough, and shrinking takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # no shrinking: it takes minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(SETUP)
 @example(TWO_POOLS)
-async def test_dispatch_does_what_explain_said(database, redis, given):
+async def test_dispatch_matches_the_explanation(database, redis, given):
     given = {**USUAL, **given}
     rig = await Rig(database, redis).open()
-    job = await arranged(rig, redis, given)
-    told = await rig.explainer.explain(job)
-    [layer] = told.layers
+    job = await arrange(rig, redis, given)
+    explanation = await rig.explainer.explain(job)
+    [layer] = explanation.layers
     await rig.settle()
-    assert await rig.started(job) == layer.starts, told
+    assert await rig.started(job) == layer.starts, explanation
     if given["paused"]:
-        assert (layer.starts, told.reasons[0].tier.rank <= Tier.BLOCKED.rank) == (0, True)
+        assert (layer.starts, explanation.reasons[0].tier.rank <= Tier.BLOCKED.rank) == (0, True)
         return
-    assert await refused_by(rig, job) == layer.refused_by, told
-    codes = [reason.code for reason in told.reasons]
+    assert await refused_by(rig, job) == layer.refused_by, explanation
+    codes = [reason.code for reason in explanation.reasons]
     if layer.starts == given["frames"]:
         assert codes == []
     elif not layer.starts:
         same = {Reason.UNKNOWN_TASK: Reason.NO_WORKERS}
-        assert layer.refused_by in [same.get(code, code) for code in codes], told
-    ranks = [reason.tier.rank for reason in told.reasons]
+        assert layer.refused_by in [same.get(code, code) for code in codes], explanation
+    ranks = [reason.tier.rank for reason in explanation.reasons]
     assert ranks == sorted(ranks)

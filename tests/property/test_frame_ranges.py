@@ -1,4 +1,4 @@
-"""Frame specs name exactly the frames they say, and the queue's numbers lead to them and back."""
+"""Frame specs name exactly their frames, and queue numbers map to them and back."""
 
 from itertools import pairwise
 
@@ -29,29 +29,29 @@ def text(first, last, step):
     return f"{first}" if first == last and step is None else f"{first}-{last}" + ("" if step is None else f"x{step}")
 
 
-def named(given):
-    return sorted({number for first, last, step in given for number in range(first, last + 1, step or 1)})
+def numbers_of(spec):
+    return sorted({number for first, last, step in spec for number in range(first, last + 1, step or 1)})
 
 
 @given(st.lists(parts, min_size=1, max_size=8))
-def test_a_spec_names_the_union_of_its_parts_once_and_ascending(spec):
+def test_frame_spec_is_the_sorted_union_of_its_parts(spec):
     frames = parse_frames(",".join(text(*part) for part in spec))
-    assert list(frames.numbers()) == named(spec)
-    assert frames.count == len(named(spec))
+    assert list(frames.numbers()) == numbers_of(spec)
+    assert frames.count == len(numbers_of(spec))
 
 
 @given(st.lists(parts, min_size=1, max_size=8))
-def test_places_in_the_queue_lead_to_numbers_and_back(spec):
+def test_queue_numbers_map_to_frame_numbers_and_back(spec):
     frames = parse_frames(", ".join(text(*part) for part in spec))
-    places = [place for first, count in frames.queue_ranges() for place in range(first, first + count)]
-    assert [frames.number(place) for place in places] == named(spec)
-    assert [frames.queue_number(number) for number in named(spec)] == places
-    missing = set(range(-5, 420)) - set(named(spec))
+    positions = [position for first, count in frames.queue_ranges() for position in range(first, first + count)]
+    assert [frames.number(position) for position in positions] == numbers_of(spec)
+    assert [frames.queue_number(number) for number in numbers_of(spec)] == positions
+    missing = set(range(-5, 420)) - set(numbers_of(spec))
     assert all(frames.queue_number(number) is None for number in missing)
 
 
 @given(st.lists(parts, min_size=1, max_size=8))
-def test_ranges_of_the_queue_are_ascending_apart_and_within_what_it_takes(spec):
+def test_queue_ranges_are_ascending_and_disjoint(spec):
     frames = parse_frames(",".join(text(*part) for part in spec))
     ranges = frames.queue_ranges()
     assert all(first >= 0 and count > 0 for first, count in ranges)
@@ -59,7 +59,7 @@ def test_ranges_of_the_queue_are_ascending_apart_and_within_what_it_takes(spec):
 
 
 @given(st.lists(parts, min_size=1, max_size=8))
-def test_what_is_written_out_is_read_as_the_same(spec):
+def test_formatted_frames_parse_to_the_same_frames(spec):
     frames = parse_frames(",".join(text(*part) for part in spec))
     assert parse_frames(format_frames(frames)) == frames
 
@@ -76,7 +76,7 @@ def test_two_frames_are_one_range(pair):
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_frames_or_refused_as_invalid(spec):
+def test_any_text_is_valid_frames_or_refused(spec):
     try:
         count = parse_frames(spec).count
     except InvalidInput:
@@ -85,7 +85,7 @@ def test_any_text_is_frames_or_refused_as_invalid(spec):
 
 
 @pytest.mark.parametrize(
-    ("spec", "word"),
+    ("spec", "message"),
     [
         ("", "not a valid frame spec"),
         ("1-", "not a valid frame spec"),
@@ -106,12 +106,12 @@ def test_any_text_is_frames_or_refused_as_invalid(spec):
         ("1," * 5000 + "1", "too long"),
     ],
 )
-def test_specs_that_are_refused(spec, word):
-    with pytest.raises(InvalidInput, match=word):
+def test_invalid_frame_spec_is_refused(spec, message):
+    with pytest.raises(InvalidInput, match=message):
         parse_frames(spec)
 
 
-def test_large_specs_cost_no_more_than_small_ones():
+def test_large_frame_specs_are_parsed_without_expansion():
     assert parse_frames("1-10000000").ranges == ()
     assert parse_frames("0-19999998x2").count == FRAMES_MAX
     assert parse_frames("1-1000000x10,1-1000000") == parse_frames("1-1000000")
@@ -119,6 +119,6 @@ def test_large_specs_cost_no_more_than_small_ones():
 
 
 @pytest.mark.parametrize("count", [0, -1, FRAMES_MAX + 1])
-def test_numbers_of_frames_that_are_refused(count):
+def test_invalid_frame_count_is_refused(count):
     with pytest.raises(InvalidInput, match="is not a valid number of frames"):
         frames_from_count(count)

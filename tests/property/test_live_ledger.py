@@ -1,9 +1,9 @@
 """A state machine over both ledgers, on real servers, against a plain model.
 
-Bookings in batches, releases, every kind of limit, flips, an emptied Redis, recounts, reseeds, bookers that die and
-releases that nobody tells, in any order, by two processes' books and by one without Redis. After every step outcomes,
-counters and rows are those of the model; so no cap is ever passed (A1), and Redis counts what it should (A2, A3, A5).
-The model knows groups alone: of a swarm must come what comes of its frames as groups.
+Bookings in batches, releases, every kind of limit, changes of management, an emptied Redis, reconciliations, reseeds,
+bookers that crash and releases that are not published, in any order, by two services with Redis and one without. After
+every step outcomes, counters and rows equal the model; so no cap is ever exceeded (A1), and Redis counts correctly
+(A2, A3, A5). The model knows groups only: a single-frame batch must equal its frames as groups.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ KEYS = st.tuples(*[st.integers(0, 1)] * 2, st.integers(0, 2), st.integers(0, 1),
 ASK = st.sampled_from([(100, 0), (50, 1), (250, 2), (0, 1), (33, 0), (1, 0)])
 GROUP = st.tuples(KEYS, ASK, RUN, st.booleans(), st.sampled_from([0, 0, 0, 1]))
 OWNERS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=9)
-SWARM = st.tuples(GROUP, OWNERS)
+SINGLE_FRAMES = st.tuples(GROUP, OWNERS)
 CORES = st.sampled_from([None, -1, 0, "0.5", 1, "2.33", 5, 9])
 GPUS = st.sampled_from([None, -1, 0, 1, 3, 6])
 BY = st.sampled_from(["one", "two", "silent"])
@@ -58,12 +58,12 @@ FORCE = st.sampled_from([False] * 5 + [True])
 
 
 class Machine(RuleBasedStateMachine):
-    ground = None
-    """The event loop's runner, the database and the Redis of this test."""
+    environment = None
+    """The runner of the event loop, the database and the Redis of this test."""
 
     def __init__(self):
         super().__init__()
-        self.runner, self.database, self.redis = self.ground
+        self.runner, self.database, self.redis = self.environment
 
     def run(self, work):
         return self.runner.run(work)
@@ -81,23 +81,23 @@ class Machine(RuleBasedStateMachine):
         await farm.change("create_subscription", "duck", "other", size=1, burst=burst)
         folder = (await farm.change("create_folder", "duck", "assets")).after.id
         dept = (await farm.change("create_dept", "sims")).after.id
-        self.books = {"one": farm.books, "two": AccountingService(self.database, self.redis, remember_s=NEVER_S)}
+        self.services = {"one": farm.books, "two": AccountingService(self.database, self.redis, remember_s=NEVER_S)}
         self.silent = AccountingService(self.database, None, remember_s=NEVER_S)
         self.pools, self.folders, self.depts = (farm.pool, pool), (farm.folder, folder), (farm.dept, dept)
         self.names = {pool: "other", farm.pool: "duck-main", folder: "assets", farm.folder: "shots"}
         self.names |= {dept: "sims", farm.dept: "duck-fx"}
         self.jobs = [UUID(int=farm.job.int ^ number) for number in range(3)]
         self.hosts = [farm.host, UUID(int=farm.host.int ^ 1)]
-        self.upkeep = farm.upkeep()
+        self.maintenance = farm.upkeep()
         self.model = Model()
         self.model.limits = {(Level.SUBSCRIPTION, each): Limit(100 * burst, -1) for each in self.pools}
         self.least = {}
-        # A job that was submitted with caps: its row is older than its frames.
+        # A job submitted with caps: its row exists before any booking.
         await self.database.run(SUBMIT, self.jobs[2], farm.show)
         self.model.limits[Level.JOB, self.jobs[2]] = Limit(350, 3)
 
     def groups(self, drawn):
-        """Groups as drawn, each token once."""
+        """Drawn groups, each token once."""
         seen, groups = set(), []
         for (pool, folder, job, layer, dept), (cores, gpus), (first, number, step), capped, host in drawn:
             tokens = (
@@ -120,15 +120,16 @@ class Machine(RuleBasedStateMachine):
         return groups
 
     def batch(self, drawn):
-        """Groups, and each that was drawn with owners as a swarm whose tokens are theirs in turn."""
+        """Drawn groups; those drawn with owners become single-frame batches with tokens of alternating owners."""
         groups = self.groups([each if len(each) > 2 else each[0] for each in drawn])
         return [
-            group if len(each) > 2 else self.swarm(group, each[1]) for group, each in zip(groups, drawn, strict=True)
+            group if len(each) > 2 else self.single_frames(group, each[1])
+            for group, each in zip(groups, drawn, strict=True)
         ]
 
-    def swarm(self, group, owners):
-        turns = [owners[at % len(owners)] for at in range(len(group.tokens))]
-        jobs, layers = [self.jobs[job] for job, _ in turns], [self.layer(*turn) for turn in turns]
+    def single_frames(self, group, owners):
+        token_owners = [owners[at % len(owners)] for at in range(len(group.tokens))]
+        jobs, layers = [self.jobs[job] for job, _ in token_owners], [self.layer(*owner) for owner in token_owners]
         charge = msgspec.structs.replace(group.charge, job=NIL_UUID, layer=NIL_UUID)
         return SingleFrameBatch(charge, group.host, group.tokens, jobs, layers)
 
@@ -137,58 +138,64 @@ class Machine(RuleBasedStateMachine):
 
     @rule(drawn=st.lists(GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
     def book(self, drawn, force, who):
-        off = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
-        self._book(self.books[who], self.groups(drawn), force=force, off=off)
+        unavailable = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
+        self._book(self.services[who], self.groups(drawn), force=force, unavailable=unavailable)
 
-    @rule(drawn=st.lists(SWARM | SWARM | GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
-    def book_swarms(self, drawn, force, who):
-        off = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
-        self._book(self.books[who], self.batch(drawn), force=force, off=off)
+    @rule(drawn=st.lists(SINGLE_FRAMES | SINGLE_FRAMES | GROUP, min_size=1, max_size=4), force=FORCE, who=WHO)
+    def book_single_frames(self, drawn, force, who):
+        unavailable = None if self.model.seeded or not self.model.managed else DeclineReason.UNSEEDED
+        self._book(self.services[who], self.batch(drawn), force=force, unavailable=unavailable)
 
     @rule(who=WHO)
     def repeat(self, who):
         groups = [BookingGroup(charge, host, [token]) for token, (charge, host) in self.model.booked.items()]
         self._book(
-            self.books[who],
+            self.services[who],
             groups,
-            off=None if self.model.seeded else DeclineReason.UNSEEDED if self.model.managed else None,
+            unavailable=None if self.model.seeded else DeclineReason.UNSEEDED if self.model.managed else None,
         )
 
-    @rule(drawn=st.lists(SWARM | GROUP, min_size=1, max_size=2))
+    @rule(drawn=st.lists(SINGLE_FRAMES | GROUP, min_size=1, max_size=2))
     def book_without_redis(self, drawn):
-        self._book(self.silent, self.batch(drawn), off=DeclineReason.REDIS_OFF if self.model.managed else None)
+        self._book(self.silent, self.batch(drawn), unavailable=DeclineReason.REDIS_OFF if self.model.managed else None)
 
-    def _book(self, books, groups, *, force=False, off=None):
-        elsewhere = not self.run(books.is_managed(self.farm.show))
-        told = [plain(each) for each in self.run(books.book(self.farm.show, groups, force=force))]
+    def _book(self, service, groups, *, force=False, unavailable=None):
+        postgres_first = not self.run(service.is_managed(self.farm.show))
+        outcomes = [plain(each) for each in self.run(service.book(self.farm.show, groups, force=force))]
         expected = iter(
-            self.model.book(expand_single_frames(groups), self.fence(), force=force, off=off, elsewhere=elsewhere)
+            self.model.book(
+                expand_single_frames(groups),
+                self.fence(),
+                force=force,
+                unavailable=unavailable,
+                postgres_first=postgres_first,
+            )
         )
-        for group, outcome in zip(groups, told, strict=True):
+        for group, outcome in zip(groups, outcomes, strict=True):
             if isinstance(group, SingleFrameBatch):
-                came_of_swarm(outcome, [next(expected) for _ in group.tokens])
+                check_single_frames(outcome, [next(expected) for _ in group.tokens])
             else:
-                came_of_group(outcome, *next(expected))
+                check_group(outcome, *next(expected))
 
     @precondition(lambda self: self.model.live)
     @rule(drawn=GROUP)
-    def book_and_die_before_the_insert(self, drawn):
+    def crash_before_insert_of_a_group(self, drawn):
         [group] = self.groups([drawn])
         self.run(self.farm.live._book(self.farm.show, [group], "limits"))
         refused, _, _ = self.model.decide(group, False, self.model.counters())
         left = [token for token in group.tokens if token not in refused and token not in self.model.tokens]
-        self.model.ghosts |= dict.fromkeys(left, (group.charge, self.fence()))
+        self.model.orphans |= dict.fromkeys(left, (group.charge, self.fence()))
 
     @precondition(lambda self: self.model.live)
-    @rule(drawn=SWARM)
-    def book_a_swarm_and_die_before_the_insert(self, drawn):
-        [swarm] = self.batch([drawn])
+    @rule(drawn=SINGLE_FRAMES)
+    def crash_before_insert_of_single_frames(self, drawn):
+        [batch] = self.batch([drawn])
         counters, left = self.model.counters(), []
-        for group in swarm.groups():
+        for group in batch.groups():
             refused, otherwise, _ = self.model.decide(group, False, counters)
             left += [token for token in group.tokens if token not in refused and token not in otherwise]
-        if isinstance(self.run(self.farm.live._book(self.farm.show, [swarm], "limits")), BookedReply):
-            self.model.ghosts |= {each.tokens[0]: (each.charge, self.fence()) for each in swarm.subset(left).groups()}
+        if isinstance(self.run(self.farm.live._book(self.farm.show, [batch], "limits")), BookedReply):
+            self.model.orphans |= {each.tokens[0]: (each.charge, self.fence()) for each in batch.subset(left).groups()}
 
     @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
     def release(self, tokens, who):
@@ -196,7 +203,7 @@ class Machine(RuleBasedStateMachine):
         self._release(tokens, who)
 
     @rule(tokens=st.lists(RUN, min_size=1, max_size=3), who=BY)
-    def release_swarms(self, tokens, who):
+    def release_single_frames(self, tokens, who):
         tokens = [first + at for first, number, _ in tokens for at in range(number)]
         deleted = self.run(allocations.delete(self.database, self.farm.show, tokens))
         self.run(self.who(who).publisher.publish(self.farm.show, as_swarms(deleted)))
@@ -210,17 +217,17 @@ class Machine(RuleBasedStateMachine):
         self._released(self.run(self.who(who).release(self.farm.show, tokens)), tokens, who)
 
     def who(self, name):
-        return self.silent if name == "silent" else self.books[name]
+        return self.silent if name == "silent" else self.services[name]
 
     def _released(self, released, tokens, who):
-        told = {token: each.charge for each in released for token in each.tokens}
-        assert told == self.model.release(tokens, self.fence(), told=who != "silent")
+        charges = {token: each.charge for each in released for token in each.tokens}
+        assert charges == self.model.release(tokens, self.fence(), published=who != "silent")
 
     def fence(self):
         return self.run(self.farm.fence())
 
     def change(self, who, action, *args, **more):
-        return self.run(self.books[who].change(lambda admin: getattr(admin, action)(*args, actor="ann", **more)))
+        return self.run(self.services[who].change(lambda admin: getattr(admin, action)(*args, actor="ann", **more)))
 
     @rule(pool=st.integers(0, 1), burst=st.sampled_from([0, "0.5", 2, 5, 9]), gpus=GPUS, who=WHO)
     def change_burst(self, pool, burst, gpus, who):
@@ -232,7 +239,7 @@ class Machine(RuleBasedStateMachine):
         self.model.limits[key] = Limit(hundredths(burst), old.gpus if gpus is None else gpus)
 
     @rule(who=WHO)
-    def remove_or_make_the_other_share(self, who):
+    def remove_or_create_the_other_subscription(self, who):
         key = (Level.SUBSCRIPTION, self.pools[1])
         if key not in self.model.limits:
             self.change(who, "create_subscription", "duck", "other", size=1, burst=4, gpu_burst=2)
@@ -255,7 +262,7 @@ class Machine(RuleBasedStateMachine):
     def cap_folder_or_point(self, level, at, cores, gpus, least, who):
         thing = (self.folders if level is Level.FOLDER else self.depts)[at]
         if thing == self.depts[1] and thing not in self.least:
-            with suppress(InvalidInput):  # a booking may have made it
+            with suppress(InvalidInput):  # a booking may have created it
                 self.change(who, "create_point", "duck", self.names[thing])
             self.least[thing] = 0
         new, low = self.changed((level, thing), cores, gpus), self.least.get(thing, 0) if least is None else 100 * least
@@ -293,39 +300,39 @@ class Machine(RuleBasedStateMachine):
         return Limit(old.cores if cores is None else hundredths(cores), old.gpus if gpus is None else gpus)
 
     @rule(managed=st.booleans(), who=WHO)
-    def flip(self, managed, who):
+    def set_managed(self, managed, who):
         was = self.model.live
         self.change(who, "set_managed", "duck", managed)
         self.model.managed = self.model.seeded = managed
         if not was or not managed:
-            self.model.forget_ghosts()
+            self.model.clear_orphans()
 
     @precondition(lambda self: self.model.managed)
     @rule()
     def empty_redis(self):
         self.run(self.redis.flushdb())
         self.model.seeded = False
-        self.model.forget_ghosts()
+        self.model.clear_orphans()
 
     @rule()
-    def look(self):
-        self.run(self.upkeep.seed_lagging_shows())
+    def seed_lagging_shows(self):
+        self.run(self.maintenance.seed_lagging_shows())
         self.model.seeded = self.model.managed
 
     @rule()
-    def recount(self):
+    def reconcile(self):
         found = self.run(self.farm.recount())
         if not self.model.live:
             assert found is None
             return
         tokens = len(self.model.tokens)
         assert (found.tokens, found.adopted, found.drifted) == (tokens, 0, {})
-        assert (found.released, found.buried) == self.model.recount(self.fence())
+        assert (found.released, found.buried) == self.model.reconcile(self.fence())
 
     @rule()
     def reseed(self):
         assert self.run(self.farm.live.sync_limits(self.farm.show)) == self.model.live
-        self.run(self.upkeep.reseed_limits())
+        self.run(self.maintenance.reseed_limits())
 
     @rule()
     def write_tables(self):
@@ -337,12 +344,12 @@ class Machine(RuleBasedStateMachine):
             assert self.run(ledger.recompute(self.farm.show)) == {}
 
     @rule()
-    def tend_graves(self):
-        self.run(self.upkeep.prune_tombstones())
+    def prune_tombstones(self):
+        self.run(self.maintenance.prune_tombstones())
 
     @invariant()
-    def the_books_are_right(self):
-        self.model.prune(self.fence())  # a grave bars nobody under a higher fence
+    def ledger_matches_model(self):
+        self.model.prune(self.fence())  # a tombstone has no effect under a higher fence
         self.run(self._check())
 
     async def _check(self):
@@ -356,20 +363,20 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "model"):
-            self.look()
+            self.seed_lagging_shows()
             self.release_everything("one")
-            self.recount()
-            self.the_books_are_right()
+            self.reconcile()
+            self.ledger_matches_model()
             assert self.run(self.farm.audit()).ok
 
 
-def came_of_group(outcome, booked, already, refused, declined, refusal):
+def check_group(outcome, booked, already, refused, declined, refusal):
     assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
     assert (outcome.declined, outcome.refusal) == (declined, refusal)
 
 
-def came_of_swarm(outcome, singles):
-    """What came of its frames as groups; but what their own caps refuse is declined."""
+def check_single_frames(outcome, singles):
+    """Equals the outcomes of its frames as groups, except that frames refused by their own caps are declined."""
     refused, declined, refusals = [], {}, {None}
     for _, _, tokens, why, refusal in singles:
         declined |= why
@@ -393,7 +400,7 @@ def machine(database_url, redis_url):
     with asyncio.Runner() as runner:
         database = runner.run(Database.open(PostgresTarget(url=database_url)))
         redis = redis_async(redis_url)
-        Machine.ground = runner, database, redis
+        Machine.environment = runner, database, redis
         yield Machine
         runner.run(redis.aclose())
         runner.run(database.close())
@@ -404,16 +411,16 @@ QUICK = settings(
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    # Shrinking against real servers takes longer than reading what was found.
+    # Shrinking against real servers takes longer than reading the failure.
     phases=[phase for phase in Phase if phase is not Phase.shrink],
 )
 
 
 @pytest.mark.timeout(300)
-def test_the_books_do_what_the_model_says(machine):
+def test_ledgers_match_the_model(machine):
     run_state_machine_as_test(machine, settings=QUICK)
 
 
 @pytest.mark.soak
-def test_the_books_do_what_the_model_says_for_long(machine):
+def test_ledgers_match_the_model_in_a_long_run(machine):
     run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=300, stateful_step_count=50))

@@ -1,4 +1,4 @@
-"""Redacting any value: what was found is nowhere in what is left, and everything else is as it was."""
+"""Redaction of any value removes every finding and keeps everything else."""
 
 import msgspec
 from hypothesis import given
@@ -40,35 +40,35 @@ values = st.recursive(
 
 
 @given(values)
-def test_nothing_that_was_found_is_left(value):
+def test_redacted_value_contains_no_finding(value):
     data = msgspec.msgpack.encode(value)
-    said = POLICY.check_content(META, OutputContent(data), deadline_after(20))
-    left = data if said.redacted is None else said.redacted.value
+    result = POLICY.check_content(META, OutputContent(data), deadline_after(20))
+    left = data if result.redacted is None else result.redacted.value
     assert SECRET.encode() not in left
     assert MAIL.encode() not in left
     assert POLICY.check_content(META, OutputContent(left), deadline_after(20)).word.says is OutputEffect.ALLOW
-    if said.word.says is OutputEffect.ALLOW:
+    if result.word.says is OutputEffect.ALLOW:
         assert SECRET.encode() not in data
-    assert SECRET not in repr(said.word)
-    assert MAIL not in repr(said.word)
+    assert SECRET not in repr(result.word)
+    assert MAIL not in repr(result.word)
 
 
 @given(st.lists(texts, max_size=6))
-def test_offsets_name_what_was_found(listed):
+def test_finding_offsets_locate_the_secret(listed):
     keeps = OutputRule(id="k", decision=OutputEffect.QUARANTINE, match=OutputMatch(scanners=("secret",)))
-    said = CompiledOutputPolicy(OutputRules(rules=(keeps,))).check_content(
+    result = CompiledOutputPolicy(OutputRules(rules=(keeps,))).check_content(
         META, OutputContent(msgspec.msgpack.encode(listed)), deadline_after(20)
     )
-    for finding in said.word.findings:
+    for finding in result.word.findings:
         number = int(finding.where.removeprefix("value[").removesuffix("]"))
         assert listed[number][finding.offset : finding.offset + finding.length] == SECRET
 
 
 @given(st.lists(st.tuples(plain, plain), min_size=1, max_size=4))
-def test_what_is_around_a_finding_stays(parts):
+def test_text_around_a_finding_is_kept(parts):
     listed = [f"{before} {SECRET} {after}" for before, after in parts]
-    said = POLICY.check_content(META, OutputContent(msgspec.msgpack.encode(listed)), deadline_after(20))
-    left = msgspec.msgpack.decode(said.redacted.value)
+    result = POLICY.check_content(META, OutputContent(msgspec.msgpack.encode(listed)), deadline_after(20))
+    left = msgspec.msgpack.decode(result.redacted.value)
     for (before, after), text in zip(parts, left, strict=True):
-        if "@" not in before + after and not any(mark.isdigit() for mark in before + after):
+        if "@" not in before + after and not any(char.isdigit() for char in before + after):
             assert text == f"{before} {REDACTION_MARKER} {after}"

@@ -1,4 +1,4 @@
-"""Plans hold whatever happens: any order of heartbeats, plans, reservations, assignments and ends."""
+"""Placement invariants for any order of heartbeats, plans, reservations, assignments and releases."""
 
 from heapq import heapify, heapreplace
 
@@ -12,46 +12,46 @@ from rota.placement.topic_routes import matches, specificity
 from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
 from tests.support.placement import Fleet, id_of, pool, routes
 
-RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=8).map(merge_ranges)
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=8).map(merge_ranges)
 LABELS = st.dictionaries(st.sampled_from(["node.disk", "placement.zone"]), st.sampled_from(["x", "y"]))
 NAMES = st.sampled_from("abcdef")
 
 
-def tokens(runs):
-    return {token for first, n in runs for token in range(first, first + n)}
+def tokens(ranges):
+    return {token for first, n in ranges for token in range(first, first + n)}
 
 
-def greedy(scores, rooms, n):
-    """One frame after the other to the lowest score: what `spread` must come to."""
-    given = [0] * len(scores)
-    heap = [(score, i) for i, score in enumerate(scores) if rooms[i]]
+def greedy(scores, capacities, n):
+    """Assigns frames one by one to the lowest score: what `spread` must equal."""
+    assigned = [0] * len(scores)
+    heap = [(score, i) for i, score in enumerate(scores) if capacities[i]]
     heapify(heap)
-    for _ in range(min(n, sum(rooms))):
+    for _ in range(min(n, sum(capacities))):
         score, i = heap[0]
-        given[i] += 1
-        heapreplace(heap, (score + 1 if given[i] < rooms[i] else float("inf"), i))
-    return given
+        assigned[i] += 1
+        heapreplace(heap, (score + 1 if assigned[i] < capacities[i] else float("inf"), i))
+    return assigned
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 400).map(lambda x: x / 8), st.integers(1, 60)), min_size=1, max_size=12),
     st.integers(1, 300),
 )
-def test_a_batch_spreads_as_one_frame_after_the_other_would(workers, n):
-    scores, rooms = zip(*sorted(workers), strict=True)
-    found, wanted = spread(scores, rooms, n), greedy(scores, rooms, n)
-    assert sum(found) == min(n, sum(rooms))
-    assert all(0 <= share <= room for share, room in zip(found, rooms, strict=True))
+def test_spread_equals_assigning_frames_one_by_one(workers, n):
+    scores, capacities = zip(*sorted(workers), strict=True)
+    found, expected = spread(scores, capacities, n), greedy(scores, capacities, n)
+    assert sum(found) == min(n, sum(capacities))
+    assert all(0 <= share <= capacity for share, capacity in zip(found, capacities, strict=True))
 
-    # Which of two equal scores gets the last frame does not matter; the heights that were filled do.
-    def heights(given):
-        return sorted(score + k for score, share in zip(scores, given, strict=True) for k in range(share))
+    # Which of two equal scores gets the last frame does not matter; the filled heights do.
+    def heights(shares):
+        return sorted(score + k for score, share in zip(scores, shares, strict=True) for k in range(share))
 
-    assert heights(found) == heights(wanted)
+    assert heights(found) == heights(expected)
 
 
-@given(RUNS, RUNS)
-def test_runs_are_sets_of_tokens(some, others):
+@given(RANGES, RANGES)
+def test_token_ranges_behave_like_sets(some, others):
     assert tokens(subtract_ranges(some, others)) == tokens(some) - tokens(others)
     assert tokens(intersect_ranges(some, others)) == tokens(some) & tokens(others)
     assert subtract_ranges(some, others) == sorted(subtract_ranges(some, others))
@@ -63,60 +63,60 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_holdings_count_what_a_set_of_tokens_would(steps):
-    holdings, model = WorkerAllocations(), {}
+def test_worker_allocations_count_like_a_set_of_tokens(steps):
+    allocations, model = WorkerAllocations(), {}
     for what, first, n, cores in steps:
-        run = range(first, first + n)
+        token_range = range(first, first + n)
         if what == "add":
-            holdings.add(first, n, Resources(cores, 1, 2 * cores), since=0)
-            model.update(dict.fromkeys(run, cores))
+            allocations.add(first, n, Resources(cores, 1, 2 * cores), since=0)
+            model.update(dict.fromkeys(token_range, cores))
         else:
-            assert holdings.remove(first, n) == sum(model.pop(token, None) is not None for token in run)
-        assert tokens(holdings.token_ranges()) == set(model)
-        assert holdings.tokens == holdings.gpus == len(model)
-        assert holdings.cores == sum(model.values())
-        assert holdings.memory_mb == 2 * sum(model.values())
+            assert allocations.remove(first, n) == sum(model.pop(token, None) is not None for token in token_range)
+        assert tokens(allocations.token_ranges()) == set(model)
+        assert allocations.tokens == allocations.gpus == len(model)
+        assert allocations.cores == sum(model.values())
+        assert allocations.memory_mb == 2 * sum(model.values())
 
 
-@given(STEPS, RUNS)
-def test_a_heartbeat_drops_no_frame_that_it_lists_and_every_one_that_two_do_not(steps, held):
-    holdings = WorkerAllocations()
+@given(STEPS, RANGES)
+def test_reconcile_keeps_listed_frames_and_drops_frames_missing_from_repeated_heartbeats(steps, held):
+    allocations = WorkerAllocations()
     for what, first, n, cores in steps:
         if what == "add":
-            holdings.add(first, n, Resources(cores), since=0)
-    before = tokens(holdings.token_ranges())
-    assert tokens(holdings.reconcile(held, 1)) == tokens(held) - before
-    assert tokens(holdings.token_ranges()) == before
-    holdings.reconcile(held, 2)
-    assert tokens(holdings.token_ranges()) == before
-    holdings.reconcile(held, 3)
-    assert tokens(holdings.token_ranges()) == before & tokens(held)
-    assert holdings.tokens == len(before & tokens(held))
+            allocations.add(first, n, Resources(cores), since=0)
+    before = tokens(allocations.token_ranges())
+    assert tokens(allocations.reconcile(held, 1)) == tokens(held) - before
+    assert tokens(allocations.token_ranges()) == before
+    allocations.reconcile(held, 2)
+    assert tokens(allocations.token_ranges()) == before
+    allocations.reconcile(held, 3)
+    assert tokens(allocations.token_ranges()) == before & tokens(held)
+    assert allocations.tokens == len(before & tokens(held))
 
 
 TEXT = st.text("ab.", max_size=5)
 
 
 @given(st.text("ab.*", min_size=1, max_size=6), TEXT)
-def test_a_glob_matches_what_its_pieces_appear_in_in_order(pattern, topic):
+def test_glob_matches_topics_that_contain_its_pieces_in_order(pattern, topic):
     first, *rest = pattern.split("*")
 
-    def in_turn(text, pieces):
+    def in_order(text, pieces):
         if not pieces:
             return not text
         *_, last = pieces
         if len(pieces) == 1:
             return text.endswith(last)
         at = text.find(pieces[0])
-        return at >= 0 and in_turn(text[at + len(pieces[0]) :], pieces[1:])
+        return at >= 0 and in_order(text[at + len(pieces[0]) :], pieces[1:])
 
-    expected = topic == pattern if not rest else topic.startswith(first) and in_turn(topic[len(first) :], rest)
+    expected = topic == pattern if not rest else topic.startswith(first) and in_order(topic[len(first) :], rest)
     assert matches(pattern, topic) == expected
     assert specificity(pattern) <= specificity(pattern.replace("*", "a"))
 
 
-class Placing(RuleBasedStateMachine):
-    """A fleet of up to six workers in two pools. The model knows what each offers and which tokens it has."""
+class PlacementMachine(RuleBasedStateMachine):
+    """Up to six workers in two pools. The model knows the offer and the tokens of each."""
 
     reservations = Bundle("reservations")
 
@@ -140,13 +140,13 @@ class Placing(RuleBasedStateMachine):
         draining=st.booleans(),
         cpu_load=st.sampled_from([0, 50, 100]),
     )
-    def speaks(self, name, where, **offer):
+    def heartbeat(self, name, where, **offer):
         held = merge_ranges((token, 1) for token in self.taken.get(name, {}))
         self.fleet.beat(name, pool=where, held=held, **offer)
         self.offers[name] = {**offer, "pool": where}
 
     @rule(name=NAMES)
-    def goes(self, name):
+    def remove_worker(self, name):
         self.fleet.registry.remove(id_of(name))
         self.offers.pop(name, None)
         self.taken.pop(name, None)
@@ -162,10 +162,10 @@ class Placing(RuleBasedStateMachine):
         requires=st.lists(st.just("gpu"), max_size=1),
         only=st.none() | st.sets(NAMES),
     )
-    def plans(self, n, labels, requires, only, **need):
-        wanted = requirements_of("a", requires, labels, **need)
-        given = None if only is None else [id_of(name) for name in only]
-        plan = self.fleet.registry.plan(wanted, n, given)
+    def plan_and_reserve(self, n, labels, requires, only, **need):
+        requirements = requirements_of("a", requires, labels, **need)
+        workers = None if only is None else [id_of(name) for name in only]
+        plan = self.fleet.registry.plan(requirements, n, workers)
         shares = self.fleet.named(plan)
         assert plan.planned <= n
         assert plan.planned == min(n, plan.room)
@@ -181,8 +181,8 @@ class Placing(RuleBasedStateMachine):
         return held
 
     @rule(held=consumes(reservations), booked=st.floats(0, 1))
-    def books(self, held, booked):
-        """Of what was reserved a part is assigned, and all is given back."""
+    def assign_and_unreserve(self, held, booked):
+        """Assigns a part of the reservation and unreserves all of it."""
         at = next(i for i, each in enumerate(self.open) if each[0] is held)
         _, shares, need = self.open.pop(at)
         for name, n in shares:
@@ -195,13 +195,13 @@ class Placing(RuleBasedStateMachine):
         self.fleet.registry.unreserve(held)
 
     @rule(name=NAMES, first=st.integers(0, 200), n=st.integers(1, 40))
-    def ends(self, name, first, n):
+    def release(self, name, first, n):
         mine = self.taken.get(name, {})
         gone = [token for token in range(first, first + n) if mine.pop(token, None)]
         assert self.fleet.registry.release_allocations(id_of(name), [(first, n)]) == len(gone)
 
     @invariant()
-    def nothing_is_beyond_what_a_worker_offered_at_its_last_plan(self):
+    def registry_counts_match_the_model(self):
         for name in getattr(self, "offers", ()):
             worker = self.fleet.worker(name)
             mine = self.taken.get(name, {}).values()
@@ -214,22 +214,22 @@ class Placing(RuleBasedStateMachine):
                 assert getattr(worker, f"reserved_{what}") == later
 
     @invariant()
-    def room_is_what_a_look_at_every_worker_counts(self):
+    def fitting_frames_equal_the_explained_capacity(self):
         if getattr(self, "offers", None):
-            wanted = requirements_of("a", cores=100)
-            assert self.fleet.registry.fitting_frames(wanted) == self.fleet.registry.explain(wanted).room
+            requirements = requirements_of("a", cores=100)
+            assert self.fleet.registry.fitting_frames(requirements) == self.fleet.registry.explain(requirements).room
 
 
-class Fitting(Placing):
-    """Workers do not change what they offer, so what they have never passes it."""
+class FixedCapacityMachine(PlacementMachine):
+    """Workers with fixed offers, so their allocations never exceed them."""
 
     @rule(name=NAMES)
-    def speaks(self, name):
+    def heartbeat(self, name):
         steady = {"slots": 5, "cores": 700, "gpus": 1, "memory_mb": 400, "labels": {}, "draining": False, "cpu_load": 0}
-        super().speaks(name=name, where="farm", **steady)
+        super().heartbeat(name=name, where="farm", **steady)
 
     @invariant()
-    def no_worker_has_more_than_it_offers(self):
+    def allocations_never_exceed_the_offer(self):
         for name, offer in getattr(self, "offers", {}).items():
             worker = self.fleet.worker(name)
             assert worker.frames <= offer["slots"]
@@ -237,7 +237,7 @@ class Fitting(Placing):
                 assert getattr(worker.booked, what) + getattr(worker, f"reserved_{what}") <= offer[what]
 
 
-TestPlacing = Placing.TestCase
-TestPlacing.settings = settings(max_examples=40, deadline=None, stateful_step_count=25)
-TestFitting = Fitting.TestCase
-TestFitting.settings = settings(max_examples=25, deadline=None, stateful_step_count=25)
+TestPlacement = PlacementMachine.TestCase
+TestPlacement.settings = settings(max_examples=40, deadline=None, stateful_step_count=25)
+TestFixedCapacity = FixedCapacityMachine.TestCase
+TestFixedCapacity.settings = settings(max_examples=25, deadline=None, stateful_step_count=25)

@@ -1,4 +1,4 @@
-"""Denials win, whatever else stands in a policy and wherever they stand; and an index finds what a plain look does."""
+"""Denials win in any policy at any position, and the rule index equals a linear search."""
 
 import msgspec
 from hypothesis import given
@@ -10,22 +10,22 @@ from rota.policy.expressions import Condition, ConditionContext, ConditionError
 from rota.policy.globs import GlobSet
 from rota.policy.rules import JobMatch, PolicyDocument, PolicyRule, PolicyRules, Velocity
 
-WORDS = st.sampled_from(["a", "ab", "abc", "b", "x.y", "x.yz"])
+NAMES = st.sampled_from(["a", "ab", "abc", "b", "x.y", "x.yz"])
 GLOBS = st.sampled_from(["a", "ab", "a*", "*b", "*", "a?", "x.*", "b", "x.y", "?"])
 CONDITIONS = st.sampled_from(
     [None, *map(Condition, ("frames > 2", "labels.k == 'a'", "frames", "'a' in risk_tags", "true"))]
 )
-SAYS = st.sampled_from(PolicyEffect)
+EFFECTS = st.sampled_from(PolicyEffect)
 PARTS = ("shows", "topics", "capabilities", "actor_ids", "risk_tags")
 
 
 @st.composite
-def rules(draw, says=SAYS):
+def rules(draw, effects=EFFECTS):
     names = draw(
         st.dictionaries(st.sampled_from(PARTS), st.lists(GLOBS, min_size=1, max_size=3).map(GlobSet), max_size=2)
     )
     labels = draw(st.dictionaries(st.just("k"), st.lists(GLOBS, min_size=1, max_size=2).map(GlobSet), max_size=1))
-    chosen = draw(says)
+    chosen = draw(effects)
     counted = chosen not in (PolicyEffect.ALLOW, PolicyEffect.ALLOW_WITH_CONSTRAINTS) and draw(st.booleans())
     return PolicyRule(
         id=f"r{draw(st.integers(0, 10**12))}",
@@ -40,13 +40,13 @@ def rules(draw, says=SAYS):
 RULES = st.lists(rules(), max_size=6)
 JOBS = st.builds(
     PolicyRequest,
-    show=WORDS,
-    topic=WORDS,
-    capability=WORDS,
-    actor_id=WORDS,
-    risk_tags=st.lists(WORDS, max_size=2).map(tuple),
+    show=NAMES,
+    topic=NAMES,
+    capability=NAMES,
+    actor_id=NAMES,
+    risk_tags=st.lists(NAMES, max_size=2).map(tuple),
     requires=st.sampled_from([(), ("a",)]),
-    labels=st.dictionaries(st.just("k"), WORDS, max_size=1),
+    labels=st.dictionaries(st.just("k"), NAMES, max_size=1),
     frames=st.integers(1, 4),
 )
 DEFAULTS = st.sampled_from([PolicyEffect.ALLOW, PolicyEffect.DENY])
@@ -56,13 +56,13 @@ def policy(ordered, default):
     return CompiledPolicy(PolicyDocument(source="", rules=PolicyRules(tuple(ordered), default)), "s")
 
 
-def words(ruling):
-    """All that may be said, by which limits have a place."""
+def possible_effects(ruling):
+    """All effects that the decision and its rate limits may have."""
     return {ruling.word.says, *(limit.over.says for limit in ruling.limits)}
 
 
-def is_for(rule, job):
-    """None: its condition gives no answer."""
+def matches(rule, job):
+    """None: its condition fails to evaluate."""
     if rule.match.first_mismatch(job):
         return False
     try:
@@ -72,14 +72,14 @@ def is_for(rule, job):
 
 
 @given(RULES, DEFAULTS, JOBS)
-def test_a_denial_that_is_for_a_job_denies_it(ordered, default, job):
+def test_matching_denial_denies(ordered, default, job):
     denying = [rule for rule in ordered if rule.says is PolicyEffect.DENY and not rule.velocity]
-    if any(is_for(rule, job) is not False for rule in denying):
-        assert words(policy(ordered, default).evaluate(job)) == {PolicyEffect.DENY}
+    if any(matches(rule, job) is not False for rule in denying):
+        assert possible_effects(policy(ordered, default).evaluate(job)) == {PolicyEffect.DENY}
 
 
 @given(RULES, DEFAULTS, JOBS, rules(st.just(PolicyEffect.DENY)), st.integers(0, 6))
-def test_adding_a_denial_never_allows(ordered, default, job, denial, at):
+def test_added_denial_never_allows_more(ordered, default, job, denial, at):
     before = policy(ordered, default).evaluate(job)
     after = policy([*ordered[:at], denial, *ordered[at:]], default).evaluate(job)
     assert after.word.says in (before.word.says, PolicyEffect.DENY)
@@ -90,7 +90,7 @@ def test_adding_a_denial_never_allows(ordered, default, job, denial, at):
 
 
 @given(RULES, DEFAULTS, JOBS, st.randoms(use_true_random=False))
-def test_where_denials_stand_changes_nothing_but_which_is_named(ordered, default, job, chance):
+def test_position_of_denials_changes_only_which_one_is_named(ordered, default, job, chance):
     others = [rule for rule in ordered if rule.says is not PolicyEffect.DENY]
     moved = list(others)
     for rule in ordered:
@@ -104,19 +104,19 @@ def test_where_denials_stand_changes_nothing_but_which_is_named(ordered, default
 
 
 @given(RULES, DEFAULTS, JOBS)
-def test_the_index_finds_what_a_plain_look_finds(ordered, default, job):
+def test_rule_index_equals_a_linear_search(ordered, default, job):
     ruling = policy(ordered, default).evaluate(job)
-    assert ruling.word.says is plainly(ordered, default, job)
+    assert ruling.word.says is evaluate_linearly(ordered, default, job)
 
 
-def plainly(ordered, default, job):
-    """The order of the module's docstring, one rule after the other."""
+def evaluate_linearly(ordered, default, job):
+    """Rule by rule, in the order that `rota.policy.evaluate` documents."""
     for rule in ordered:
-        found = is_for(rule, job)
+        found = matches(rule, job)
         if rule.says is PolicyEffect.DENY and (found is None or (found and not rule.velocity)):
             return PolicyEffect.DENY
     for rule in ordered:
-        if (found := is_for(rule, job)) is None:
+        if (found := matches(rule, job)) is None:
             return PolicyEffect.DENY
         if found and not rule.velocity:
             return rule.says
@@ -124,7 +124,7 @@ def plainly(ordered, default, job):
 
 
 @given(RULES, DEFAULTS, JOBS)
-def test_the_same_job_is_ruled_on_the_same_however_its_labels_are_ordered(ordered, default, job):
+def test_decision_is_independent_of_label_order(ordered, default, job):
     one = policy(ordered, default)
     first = msgspec.structs.replace(job, labels={"x": "1", "k": "a"})
     second = msgspec.structs.replace(job, labels={"k": "a", "x": "1"})

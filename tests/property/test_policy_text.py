@@ -1,4 +1,4 @@
-"""Whatever stands in a file or an expression: it is a policy, or it is refused in one sentence with its line."""
+"""Any file or expression is either a valid policy or refused in one sentence with its line."""
 
 import re
 from contextlib import suppress
@@ -29,7 +29,7 @@ rules:
     approval: {quorum: 2, expires: 1h, approvers: [ann, bob]}
     constraints: {budgets: {max_retries: 1}, sandbox: {x: [1, two]}}
 """
-PIECES = st.sampled_from(
+FRAGMENTS = st.sampled_from(
     [
         *"{}[]:,-&*!|>'\"#%@`?\n \t",
         "rules",
@@ -46,7 +46,7 @@ PIECES = st.sampled_from(
         "\x00",
     ]
 )
-WORDS = st.sampled_from(
+TOKENS = st.sampled_from(
     [
         *(
             "show",
@@ -104,8 +104,8 @@ WORDS = st.sampled_from(
 FILE_AND_LINE = re.compile(r"policy:\d+: .*[.?]")
 
 
-def made(make, text):
-    """What it makes of the text, or the sentence it is refused with."""
+def result_or_error(make, text):
+    """The result for the text, or the sentence of its refusal."""
     try:
         return make(text), ""
     except InvalidInput as refused:
@@ -113,12 +113,12 @@ def made(make, text):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), PIECES), max_size=5))
-def test_a_file_with_slips_is_a_policy_or_refused_with_its_line(slips):
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), FRAGMENTS), max_size=5))
+def test_damaged_policy_file_is_valid_or_refused_with_its_line(edits):
     text = GOOD
-    for at, gone, put in slips:
-        text = text[:at] + put + text[at + gone :]
-    policy, refused = made(CompiledPolicy.of, text)
+    for at, removed, inserted in edits:
+        text = text[:at] + inserted + text[at + removed :]
+    policy, refused = result_or_error(CompiledPolicy.of, text)
     if policy is None:
         assert FILE_AND_LINE.fullmatch(refused), refused
     else:
@@ -126,26 +126,26 @@ def test_a_file_with_slips_is_a_policy_or_refused_with_its_line(slips):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.text(PIECES.map(lambda piece: piece[0]), max_size=60))
-def test_any_text_is_read_or_refused(text):
+@given(st.text(FRAGMENTS.map(lambda fragment: fragment[0]), max_size=60))
+def test_any_text_is_parsed_or_refused(text):
     with suppress(InvalidInput):
         parse_yaml(text, "policy")
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(WORDS, max_size=14).map("".join))
-def test_any_expression_is_refused_or_answers_or_gives_none(text):
-    condition, refused = made(Condition, text)
+@given(st.lists(TOKENS, max_size=14).map("".join))
+def test_any_expression_is_refused_evaluates_or_fails_cleanly(text):
+    condition, refused = result_or_error(Condition, text)
     assert condition or "\n" not in refused
     with suppress(ConditionError):
         assert condition is None or condition.holds(ConditionContext(JOB)) in (True, False)
 
 
 @given(st.text("ab*?", min_size=1, max_size=8), st.text("ab", max_size=8))
-def test_globs_mean_what_shells_mean_by_them(glob, name):
+def test_globs_match_like_shell_globs(glob, name):
     try:
         validate_glob(glob)
     except InvalidInput:
         return
-    pattern = "".join({"*": ".*", "?": "."}.get(mark, mark) for mark in glob)
+    pattern = "".join({"*": ".*", "?": "."}.get(char, char) for char in glob)
     assert GlobSet([glob]).matches(name) is bool(re.fullmatch(pattern, name))

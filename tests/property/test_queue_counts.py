@@ -1,4 +1,4 @@
-"""C1: whatever happens to frames, the exact counts are those of the rows, and those of a plain model."""
+"""C1: after any sequence of operations the exact counts equal the rows and a plain model."""
 
 import asyncio
 from collections import Counter
@@ -16,15 +16,15 @@ from tests.support.queue import EMPTY, Dispatcher, agreed, entry, sql
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 QUEUES = ("film", "short")
 HELD = 100
-"""Jobs from here on are queued by a producer that stays in its transaction."""
+"""Jobs from this number on are queued by a producer that keeps its transaction open."""
 POISON = sql("UPDATE rota.queue_terminal_live_counts SET completed = completed + 5, waiting = waiting - 1")
 DISTRUST = sql("UPDATE rota.queue_storage SET counters_trusted = false")
 SMALL = st.integers(0, 7)
 SHARE = st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans())
-"""Of what is there: from where on, how many, and whether every second only."""
+"""A selection: start, length, and whether to take only every second item."""
 ENDS = ("complete", "give_back", "retry", "defer", "fail", "cancel_running", "park")
-MOVES = ("failed_retry", "failed_bury", "failed_discard", "failed_expire", "dead_retry", "dead_purge")
-UPKEEP = ("promote", "promote", "fold", "fold_pinned", "rotate", "prune", "carry", "shed", "rebuild")
+MOVES = ("failed_retry", "failed_dead_letter", "failed_discard", "failed_expire", "dead_retry", "dead_purge")
+MAINTENANCE = ("promote", "promote", "fold", "fold_pinned", "rotate", "prune", "carry", "shed", "rebuild")
 ENQUEUE = st.tuples(
     st.just("enqueue"), st.lists(st.tuples(SMALL, st.sampled_from([1, 1, 3, 20, 600])), min_size=1, max_size=4)
 )
@@ -41,8 +41,8 @@ STEP = st.one_of(
     st.tuples(st.just("cancel_waiting"), SMALL, st.integers(0, 30), st.integers(1, 30)),
     st.tuples(st.just("park_rest"), SMALL),
     st.tuples(st.just("unpark"), SMALL, st.integers(1, 30)),
-    st.tuples(st.sampled_from(UPKEEP)),
-    st.tuples(st.sampled_from(UPKEEP)),
+    st.tuples(st.sampled_from(MAINTENANCE)),
+    st.tuples(st.sampled_from(MAINTENANCE)),
     st.tuples(st.just("rotate_and_prune")),
     st.tuples(st.just("hold"), SMALL, st.sampled_from([1, 20])),
     st.tuples(st.just("let_go"), st.booleans()),
@@ -50,29 +50,29 @@ STEP = st.one_of(
 STEPS = st.lists(st.tuples(STEP, st.sampled_from([True, True, True, True, False])), min_size=15, max_size=45)
 
 
-class World:
-    """What the frames should be doing, and the handles to do something with them."""
+class FrameModel:
+    """Expected states of all frames, and their tokens."""
 
     def __init__(self):
         self.state = {}
         """(job, frame) -> waiting, running, deferred, completed, failed, cancelled, dead or gone"""
         self.parked = set()
         self.tokens = {}
-        """token -> frame, for everything that was ever claimed"""
+        """token -> frame, for every token ever claimed"""
         self.running = {}
         """frame -> its token"""
         self.failed = {}
 
     def add(self, number, frames):
-        """Frames of job `number`; its queue is part of its number."""
+        """Adds frames to job `number`, which also determines the queue."""
         job = UUID(int=1 + number)
         first = sum(1 for known, _ in self.state if known == job)
         self.state |= dict.fromkeys(((job, first + at) for at in range(frames)), "waiting")
         return entry(QUEUES[number % 2], job=job, layer=job, frame=first, frames=frames, priority=1 + number % 3 * 4)
 
-    def forget(self, given):
-        for at in range(given.frames):
-            del self.state[given.job, given.frame + at]
+    def forget(self, removed):
+        for at in range(removed.frames):
+            del self.state[removed.job, removed.frame + at]
 
     def counts(self):
         counts = {}
@@ -81,25 +81,25 @@ class World:
                 counts.setdefault(QUEUES[(job.int - 1) % 2], Counter())[state] += 1
         return counts
 
-    def those(self, *states):
+    def in_state(self, *states):
         return [frame for frame, state in sorted(self.state.items()) if state in states]
 
 
-def some(things, share):
-    start, number, every_second = share
+def select(things, selection):
+    start, number, every_second = selection
     chosen = things[start % max(1, len(things)) :][: number * (2 if every_second else 1)]
     return chosen[::2] if every_second else chosen
 
 
-class Player:
-    """Takes the steps in the database and in the model. A step that is not kept is rolled back."""
+class Driver:
+    """Runs each step in the database and in the model. A step with keep=False is rolled back."""
 
     def __init__(self, database, others, dispatcher):
         self.database = database
         self.others = others
         self.queue = Queue(database)
         self.dispatcher = dispatcher
-        self.world = World()
+        self.model = FrameModel()
         self.held = None
 
     @asynccontextmanager
@@ -112,73 +112,73 @@ class Player:
         except LookupError:
             assert not keep
 
-    async def take(self, step, *, keep):
+    async def run_step(self, step, *, keep):
         name, *arguments = step
         event(name)
         if name in ENDS:
             await self.end(name, *arguments, keep=keep)
         elif name in MOVES:
             await self.move(name, *arguments, keep=keep)
-        elif name in UPKEEP:
+        elif name in MAINTENANCE:
             async with self.transaction(keep=keep) as tx:
-                await self.tidy(name, tx, keep=keep)
+                await self.maintain(name, tx, keep=keep)
         else:
             await getattr(self, name)(*arguments, keep=keep)
 
     async def enqueue(self, drawn, *, keep):
-        given = [self.world.add(number, frames) for number, frames in drawn]
+        entries = [self.model.add(number, frames) for number, frames in drawn]
         async with self.transaction(keep=keep) as tx:
-            await self.queue.enqueue(given, on=tx)
+            await self.queue.enqueue(entries, on=tx)
         if not keep:
-            for each in reversed(given):
-                self.world.forget(each)
+            for each in reversed(entries):
+                self.model.forget(each)
 
     async def hold(self, number, frames, *, keep):
-        """A producer that stays in its transaction."""
+        """A producer that keeps its transaction open."""
         if self.held is None:
-            given = self.world.add(HELD + number, frames)
-            self.world.forget(given)
+            pending = self.model.add(HELD + number, frames)
+            self.model.forget(pending)
             context = self.others.transaction()
             tx = await context.__aenter__()
-            await self.queue.enqueue([given], on=tx)
-            self.held = (context, given)
+            await self.queue.enqueue([pending], on=tx)
+            self.held = (context, pending)
 
     async def let_go(self, commit, *, keep):
         if self.held is not None:
-            (context, given), self.held = self.held, None
+            (context, pending), self.held = self.held, None
             failed = None if commit else LookupError()
             assert not await context.__aexit__(failed and LookupError, failed, None)
             if commit:
-                self.world.state |= {(given.job, given.frame + at): "waiting" for at in range(given.frames)}
+                self.model.state |= {(pending.job, pending.frame + at): "waiting" for at in range(pending.frames)}
 
     async def claim(self, want, *, keep):
-        for piece in await self.dispatcher.pieces(want):
-            for token, number in zip(piece.tokens, piece.frames, strict=True):
-                frame = (piece.job, number)
-                assert self.world.state[frame] == "waiting"
-                assert frame not in self.world.parked
-                assert token not in self.world.tokens
-                self.world.state[frame] = "running"
-                self.world.tokens[token] = frame
-                self.world.running[frame] = token
+        for claimed in await self.dispatcher.pieces(want):
+            for token, number in zip(claimed.tokens, claimed.frames, strict=True):
+                frame = (claimed.job, number)
+                assert self.model.state[frame] == "waiting"
+                assert frame not in self.model.parked
+                assert token not in self.model.tokens
+                self.model.state[frame] = "running"
+                self.model.tokens[token] = frame
+                self.model.running[frame] = token
 
     async def finish(self, *, keep):
-        """Everything that can be claimed ends, so that slots can be pruned."""
+        """Completes everything that can be claimed, so that slots can be pruned."""
         await self.claim(4000, keep=True)
-        await self.end_these("complete", sorted(self.world.running.values())[:4000], keep=keep)
+        await self.end_these("complete", sorted(self.model.running.values())[:4000], keep=keep)
 
     async def rotate_and_prune(self, *, keep):
         for name in ("rotate", "prune"):
             async with self.transaction(keep=keep) as tx:
-                await self.tidy(name, tx, keep=keep)
+                await self.maintain(name, tx, keep=keep)
 
-    async def end(self, name, share, *, keep):
-        """Some of all tokens ever claimed: what does not run under them any more must be refused."""
-        await self.end_these(name, some(sorted(self.world.tokens), share), keep=keep)
+    async def end(self, name, selection, *, keep):
+        """Ends some of all tokens ever claimed: those that no longer run must be refused."""
+        await self.end_these(name, select(sorted(self.model.tokens), selection), keep=keep)
 
     async def end_these(self, name, tokens, *, keep):
-        world = self.world
-        live = {token for token in tokens if world.running.get(world.tokens[token]) == token}
+        model = self.model
+        live = {token for token in tokens if model.running.get(model.tokens[token]) == token}
         async with self.transaction(keep=keep) as tx:
             ended = await self.call(name, tokens, tx)
             assert ended.refused == set(tokens) - live
@@ -186,13 +186,13 @@ class Player:
             became = {"complete": "completed", "give_back": "waiting", "park": "waiting", "retry": "deferred"}
             became |= {"defer": "deferred", "fail": "failed", "cancel_running": "cancelled"}
             for token in live:
-                frame = world.tokens[token]
-                del world.running[frame]
-                world.state[frame] = became[name]
+                frame = model.tokens[token]
+                del model.running[frame]
+                model.state[frame] = became[name]
                 if name == "fail":
-                    world.failed[token] = frame
+                    model.failed[token] = frame
                 if name == "park":
-                    world.parked.add(frame)
+                    model.parked.add(frame)
 
     async def call(self, name, tokens, tx):
         match name:
@@ -201,52 +201,56 @@ class Player:
             case "retry" | "defer":
                 return await getattr(self.queue, name)(tokens, 0.0, on=tx)
             case "park":
-                # All under one job's name, which the queue takes as it is given.
+                # All parked under one job id; the queue does not check it.
                 return await self.queue.park(tokens, UUID(int=1), on=tx)
             case _:
                 return await getattr(self.queue, name)(tokens, on=tx)
 
-    async def move(self, name, share, *, keep):
-        world = self.world
+    async def move(self, name, selection, *, keep):
+        model = self.model
         async with self.transaction(keep=keep) as tx:
             if name.startswith("failed"):
-                tokens = some(sorted(world.failed), share)
+                tokens = select(sorted(model.failed), selection)
                 which = FailedFilter(tokens=tokens)
                 match name:
                     case "failed_retry":
                         done, state = await self.queue.failed.retry(which, on=tx), "deferred"
-                    case "failed_bury":
+                    case "failed_dead_letter":
                         done, state = await self.queue.failed.move_to_dead_letters(which, on=tx), "dead"
                     case "failed_discard":
                         done, state = await self.queue.failed.discard(which, on=tx), "gone"
                     case _:
-                        tokens = sorted(world.failed)
+                        tokens = sorted(model.failed)
                         done = await self.queue.failed.expire(0.0, on=tx)
                         state = "failed"
                 assert done == tokens
-                frames = [world.failed[token] for token in tokens]
+                frames = [model.failed[token] for token in tokens]
             else:
-                letters = some(await self.queue.dead_letters.find(DeadLetterFilter(kind="frame"), most=1000), share)
+                letters = select(
+                    await self.queue.dead_letters.find(DeadLetterFilter(kind="frame"), most=1000), selection
+                )
                 which = DeadLetterFilter(ids=[letter.id for letter in letters])
                 act = self.queue.dead_letters.retry if name == "dead_retry" else self.queue.dead_letters.purge
                 assert await act(which, on=tx) == which.ids
                 state = "deferred" if name == "dead_retry" else "gone"
                 frames = [(letter.job, letter.frame) for letter in letters]
         if keep:
-            world.state |= dict.fromkeys(frames, state)
-            world.failed = {token: frame for token, frame in world.failed.items() if frame not in frames}
+            model.state |= dict.fromkeys(frames, state)
+            model.failed = {token: frame for token, frame in model.failed.items() if frame not in frames}
 
     async def cancel_waiting(self, number, first, frames, *, keep):
-        job, asked = UUID(int=1 + number), range(first, first + frames)
-        open_ = [frame for frame in self.world.those("waiting", "deferred") if frame[0] == job and frame[1] in asked]
+        job, requested = UUID(int=1 + number), range(first, first + frames)
+        open_ = [
+            frame for frame in self.model.in_state("waiting", "deferred") if frame[0] == job and frame[1] in requested
+        ]
         async with self.transaction(keep=keep) as tx:
-            assert await self.queue.cancel_waiting(job, frames=asked, on=tx) == len(open_)
+            assert await self.queue.cancel_waiting(job, frames=requested, on=tx) == len(open_)
         if keep:
-            self.world.state |= dict.fromkeys(open_, "cancelled")
-            self.world.parked -= set(open_)
+            self.model.state |= dict.fromkeys(open_, "cancelled")
+            self.model.parked -= set(open_)
 
     async def park_rest(self, number, *, keep):
-        """What the job has at the head of its lanes. Which frames that are is seen by claiming all others."""
+        """Parks what the job has at the head of its lanes, and reads back which frames those are."""
         job = UUID(int=1 + number)
         lanes = [candidate.lane for candidate in await self.queue.candidates()]
         async with self.transaction(keep=keep) as tx:
@@ -254,8 +258,8 @@ class Player:
             parked = await tx.rows(PARKED, job)
         if keep:
             frames = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
-            assert all(self.world.state[frame] == "waiting" for frame in frames)
-            self.world.parked |= frames
+            assert all(self.model.state[frame] == "waiting" for frame in frames)
+            self.model.parked |= frames
 
     async def unpark(self, number, most, *, keep):
         job = UUID(int=1 + number)
@@ -265,10 +269,10 @@ class Player:
             assert freed == min(before, most)
             parked = await tx.rows(PARKED, None)
         if keep:
-            still = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
-            self.world.parked &= still
+            remaining = {(row["job_id"], f) for row in parked for f in range(row["frame"], row["frame"] + row["n"])}
+            self.model.parked &= remaining
 
-    async def tidy(self, name, tx, *, keep):
+    async def maintain(self, name, tx, *, keep):
         match name:
             case "promote":
                 await self.promote(tx, keep=keep)
@@ -289,12 +293,12 @@ class Player:
                     await tx.run(statement)
 
     async def promote(self, tx, *, keep):
-        deferred = self.world.those("deferred")
+        deferred = self.model.in_state("deferred")
         assert await storage.promote(tx, 50) <= len(deferred)
         rows = await tx.rows(DEFERRED)
-        still = {(row["job_id"], f) for row in rows for f in range(row["frame"], row["frame"] + row["n"])}
+        remaining = {(row["job_id"], f) for row in rows for f in range(row["frame"], row["frame"] + row["n"])}
         if keep:
-            self.world.state |= dict.fromkeys(set(deferred) - still, "waiting")
+            self.model.state |= dict.fromkeys(set(deferred) - remaining, "waiting")
 
 
 PARKED = sql(
@@ -309,7 +313,7 @@ SET_GENERATION = sql("UPDATE rota.queue_ring_rotations SET generation = $1")
 REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
 
 
-# Not shrunk: that takes minutes, and the steps of a failure tell enough.
+# No shrinking: it takes minutes, and the steps of a failure say enough.
 @settings(
     max_examples=effort(15, 40),
     deadline=None,
@@ -317,43 +321,43 @@ REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 @given(generation=st.integers(7, 13), steps=STEPS)
-async def test_exact_counts_are_those_of_the_rows_and_of_the_model(database, generation, steps):
+async def test_exact_counts_equal_the_rows_and_the_model(database, generation, steps):
     others = await Database.open(PostgresTarget(url=database.target.url))
     try:
-        await play(database, others, generation, steps)
+        await run_steps(database, others, generation, steps)
     finally:
         await others.close()
 
 
-async def play(database, others, generation, steps):
+async def run_steps(database, others, generation, steps):
     for statement in CLEAR:
         await database.run(statement)
     await database.run(SET_GENERATION, generation)
-    player = Player(database, others, await Dispatcher(database).enlisted())
+    driver = Driver(database, others, await Dispatcher(database).enlisted())
     try:
         for step, keep in steps:
-            await player.take(step, keep=keep)
-            assert await agreed(database) == expected(player.world)
+            await driver.run_step(step, keep=keep)
+            assert await agreed(database) == expected(driver.model)
     finally:
-        await player.let_go(False, keep=True)
-    await drain(player)
+        await driver.let_go(False, keep=True)
+    await drain(driver)
 
 
-async def drain(player):
-    """In the end everything that waits can be claimed and completed: nothing is lost in any corner."""
-    world = player.world
+async def drain(driver):
+    """In the end every waiting frame can be claimed and completed: none is lost."""
+    model = driver.model
     for number in range(8):
-        await player.unpark(number, 100_000, keep=True)
+        await driver.unpark(number, 100_000, keep=True)
     async with asyncio.timeout(20):
-        while world.those("waiting", "deferred"):
-            async with player.transaction(keep=True) as tx:
-                await player.tidy("promote", tx, keep=True)
-            await player.claim(4000, keep=True)
-        while world.running:
-            await player.finish(keep=True)
-    assert await agreed(player.database) == expected(world)
+        while model.in_state("waiting", "deferred"):
+            async with driver.transaction(keep=True) as tx:
+                await driver.maintain("promote", tx, keep=True)
+            await driver.claim(4000, keep=True)
+        while model.running:
+            await driver.finish(keep=True)
+    assert await agreed(driver.database) == expected(model)
 
 
-def expected(world):
+def expected(model):
     fields = ("waiting", "running", "deferred", "completed", "failed", "cancelled", "dead")
-    return {queue: {field: counts[field] for field in fields} for queue, counts in world.counts().items()}
+    return {queue: {field: counts[field] for field in fields} for queue, counts in model.counts().items()}

@@ -1,4 +1,4 @@
-"""Values that are written into expressions mean themselves, whatever is in them."""
+"""Values written into expressions evaluate to themselves."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,17 +21,17 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_a_value_in_an_expression_is_that_value(value):
+def test_value_in_an_expression_evaluates_to_itself(value):
     assert compile_expression(to_expression(value), "a test")({}) == value
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_texts_are_compared_as_they_are(one, other):
-    made = compile_template(str(DeferredValue("input")["key"] == other), "a test")
-    assert made({"input": {"key": one}}) is (one == other)
+def test_texts_in_expressions_compare_exactly(one, other):
+    template = compile_template(str(DeferredValue("input")["key"] == other), "a test")
+    assert template({"input": {"key": one}}) is (one == other)
 
 
 @given(st.text(min_size=1, max_size=20), VALUES)
-def test_any_key_is_found(key, value):
-    made = compile_template(f"{DeferredValue('input')[key]}", "a test")
-    assert made({"input": {key: value}}) == value
+def test_any_key_is_found_by_an_expression(key, value):
+    template = compile_template(f"{DeferredValue('input')[key]}", "a test")
+    assert template({"input": {key: value}}) == value

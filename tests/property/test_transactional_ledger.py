@@ -1,4 +1,4 @@
-"""Random batches on the transactional ledger against `rota.model.quota` and a dictionary of what is booked."""
+"""Random batches on the transactional ledger against `rota.model.quota` and a dictionary of bookings."""
 
 from uuid import UUID
 
@@ -40,10 +40,10 @@ STEPS = st.lists(st.one_of(BOOK, BOOK, RELEASE, LIMIT_CHANGE, BURST_CHANGE, REPE
 
 
 class Model:
-    """What the ledger should say, from a dictionary of charges by token."""
+    """Expected answers of the ledger, from a dictionary of charges by token."""
 
-    def __init__(self, books, pool):
-        self.pools = (books.pool, pool)
+    def __init__(self, account, pool):
+        self.pools = (account.pool, pool)
         self.limits = {(Level.SUBSCRIPTION, key): Limit(800, -1) for key in self.pools}
         self.booked = {}
         self.released = set()
@@ -59,7 +59,7 @@ class Model:
     def book(self, group, *, force):
         """(booked, already, refused, declined, refusal) of one group."""
         there = {token: self.booked[token] == group.charge for token in group.tokens if token in self.booked}
-        buried = [token for token in group.tokens if token in self.released]
+        tombstoned = [token for token in group.tokens if token in self.released]
         wanted = [token for token in group.tokens if token not in there and token not in self.released]
         counters = self.counters()
         keys = {level: (level, group.charge.key(level)) for level in LEVELS}
@@ -73,13 +73,13 @@ class Model:
             wanted[:count],
             [token for token, same in there.items() if same],
             wanted[count:],
-            {token: "duplicate" for token, same in there.items() if not same} | dict.fromkeys(buried, "tombstoned"),
+            {token: "duplicate" for token, same in there.items() if not same} | dict.fromkeys(tombstoned, "tombstoned"),
             None if force else fit.refusal,
         )
 
 
-def without_twins(groups):
-    """Groups as drawn, each token once."""
+def unique_tokens(groups):
+    """Drawn groups, each token once."""
     seen = set()
     for keys, ask, first, number in groups:
         tokens = [token for token in range(first, first + number) if token not in seen]
@@ -87,49 +87,49 @@ def without_twins(groups):
         yield keys, ask, tokens
 
 
-async def apply(step, books, model):
+async def apply(step, account, model):
     match step:
         case ("limit", level, cores, gpus):
-            key = books.charge().key(level)
+            key = account.charge().key(level)
             old = model.limits.get((level, key), Limit(-1, -1))
             new = Limit(old.cores if cores is None else cores, old.gpus if gpus is None else gpus)
             model.limits[(level, key)] = new
-            fence = await books.database.value(FENCE, books.show)
-            await books.database.run(LIMITS[level], books.show, key, cores, gpus)
-            if await books.database.value(FENCE, books.show) > fence:  # a grave bars nobody under a higher one
+            fence = await account.database.value(FENCE, account.show)
+            await account.database.run(LIMITS[level], account.show, key, cores, gpus)
+            if await account.database.value(FENCE, account.show) > fence:  # tombstones have no effect now
                 model.released.clear()
         case ("book", drawn, force):
             groups = [
-                BookingGroup(charge_of(books, model, keys, *ask), books.host, tokens)
-                for keys, ask, tokens in without_twins(drawn)
+                BookingGroup(charge_of(account, model, keys, *ask), account.host, tokens)
+                for keys, ask, tokens in unique_tokens(drawn)
             ]
-            await book(books, model, groups, force=force and len(drawn) == 1)
+            await book(account, model, groups, force=force and len(drawn) == 1)
         case ("release", tokens):
-            released = await books.ledger.release(books.show, tokens)
-            told = {token: each.charge for each in released for token in each.tokens}
-            assert told == {token: model.booked.pop(token) for token in set(tokens) & set(model.booked)}
-            model.released |= set(told)
+            released = await account.ledger.release(account.show, tokens)
+            charges = {token: each.charge for each in released for token in each.tokens}
+            assert charges == {token: model.booked.pop(token) for token in set(tokens) & set(model.booked)}
+            model.released |= set(charges)
         case ("repeat",):
-            groups = [BookingGroup(charge, books.host, [token]) for token, charge in model.booked.items()]
-            await book(books, model, groups, force=False)
+            groups = [BookingGroup(charge, account.host, [token]) for token, charge in model.booked.items()]
+            await book(account, model, groups, force=False)
 
 
-def charge_of(books, model, keys, cores, gpus):
+def charge_of(account, model, keys, cores, gpus):
     pool, job, layer = keys
     return Charge(
         model.pools[pool],
-        books.folder,
-        books.job if job == 0 else UUID(int=books.job.int ^ 1),
-        books.layer if layer == 0 else UUID(int=books.layer.int ^ 1),
-        books.dept,
+        account.folder,
+        account.job if job == 0 else UUID(int=account.job.int ^ 1),
+        account.layer if layer == 0 else UUID(int=account.layer.int ^ 1),
+        account.dept,
         cores,
         gpus,
     )
 
 
-async def book(books, model, groups, *, force):
-    told = [plain(outcome) for outcome in await books.ledger.book(books.show, groups, force=force)]
-    for outcome, group in zip(told, groups, strict=True):
+async def book(account, model, groups, *, force):
+    outcomes = [plain(outcome) for outcome in await account.ledger.book(account.show, groups, force=force)]
+    for outcome, group in zip(outcomes, groups, strict=True):
         booked, already, refused, declined, refusal = model.book(group, force=force)
         assert (outcome.booked, sorted(outcome.already), outcome.refused) == (booked, sorted(already), refused)
         assert (outcome.declined, outcome.refusal) == (declined, refusal)
@@ -137,14 +137,14 @@ async def book(books, model, groups, *, force):
 
 @settings(max_examples=effort(25, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-async def test_the_ledger_does_what_the_model_says(database, steps):
+async def test_transactional_ledger_matches_the_model(database, steps):
     for statement in CLEAR:
         await database.run(statement)
-    books = await Books(database, TransactionalLedger(database)).make(burst=800)
-    model = Model(books, await books.another_pool(burst=800))
+    account = await Books(database, TransactionalLedger(database)).make(burst=800)
+    model = Model(account, await account.another_pool(burst=800))
     for step in steps:
-        await apply(step, books, model)
-        counters = await books.ledger.counters(books.show)
+        await apply(step, account, model)
+        counters = await account.ledger.counters(account.show)
         assert counters == model.counters()
-    assert await books.tokens() == sorted(model.booked)
-    assert await books.ledger.recompute(books.show) == {}
+    assert await account.tokens() == sorted(model.booked)
+    assert await account.ledger.recompute(account.show) == {}

@@ -1,4 +1,4 @@
-"""A6: units are exact, -1 stays -1, half a core is half a core."""
+"""A6: units are exact, -1 stays -1, and fractions of a core are exact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ limits = st.integers(-1, CENTICORES_MAX)
 
 
 @given(amounts)
-def test_an_amount_survives_text_number_and_decimal(amount):
+def test_cores_survive_text_float_and_decimal(amount):
     text = format_cores(amount)
     assert parse_cores(text) == amount
     assert parse_cores(float(text)) == amount
@@ -34,25 +34,25 @@ def test_an_amount_survives_text_number_and_decimal(amount):
 
 
 @given(limits)
-def test_a_limit_survives_text_and_only_minus_one_is_unlimited(limit):
+def test_cores_limit_survives_text_and_only_minus_one_is_unlimited(limit):
     text = format_cores_limit(limit)
     assert parse_cores_limit(text) == limit
     assert (text == "-1") == (limit == UNLIMITED)
 
 
 @given(amounts, amounts)
-def test_order_and_equality_of_text_are_those_of_the_amounts(one, other):
+def test_order_and_equality_of_cores_survive_formatting(one, other):
     assert (Decimal(format_cores(one)) < Decimal(format_cores(other))) == (one < other)
     assert (format_cores(one) == format_cores(other)) == (one == other)
 
 
 @given(amounts, amounts)
-def test_sums_in_hundredths_are_sums_in_cores(one, other):
+def test_sum_in_hundredths_equals_the_sum_in_cores(one, other):
     assert Decimal(one + other) / 100 == Decimal(format_cores(one)) + Decimal(format_cores(other))
 
 
 @given(amounts)
-def test_text_is_the_shortest_decimal(amount):
+def test_formatted_cores_are_the_shortest_decimal(amount):
     text = format_cores(amount)
     assert "." not in text or not text.endswith("0")
     assert len(text.partition(".")[2]) <= 2
@@ -65,5 +65,5 @@ def test_memory_survives_text(mebibytes):
 
 
 @given(st.integers(0, 10**12).map(lambda ms: ms / 1000))
-def test_a_time_survives_text(seconds):
+def test_duration_survives_text(seconds):
     assert parse_duration(format_duration(seconds)) == seconds

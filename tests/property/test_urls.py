@@ -1,4 +1,4 @@
-"""Whatever a password holds, and however badly it is written into a URL, nothing of it is ever shown."""
+"""Passwords in URLs are never shown, whatever they contain and however badly they are escaped."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from rota.model.settings.masking import masked_url
 from rota.model.urls import address, validate_url
 
 CANARY = "hunter2"
-# Without & and ; since what follows these is, by every rule, no longer the password of a parameter.
+# Without & and ;, after which the value of a URL parameter ends.
 HOSTILE = st.text(st.sampled_from("/#@:?=%,[]\\ \n1x"), max_size=6)
 PASSWORDS = st.tuples(HOSTILE, HOSTILE).map(CANARY.join)
 URLS = st.builds(
@@ -53,7 +53,7 @@ def shown_by_nats(url):
 
 
 @given(URLS)
-def test_no_password_is_shown_by_anything_that_is_given_its_url(url):
+def test_password_is_not_shown_by_any_user_of_its_url(url):
     for scheme, shown in (
         ("postgresql", shown_by_postgres),
         ("redis", shown_by_redis),
@@ -67,7 +67,7 @@ def test_no_password_is_shown_by_anything_that_is_given_its_url(url):
 
 
 @given(st.text(), st.sampled_from(["redis://", "redis://u:p@", ""]))
-def test_whatever_the_text_an_address_is_one_printable_line(text, start):
+def test_address_of_any_text_is_one_printable_line(text, start):
     assert address(start + text).isprintable()
 
 
@@ -91,12 +91,12 @@ def test_whatever_the_text_an_address_is_one_printable_line(text, start):
         ("", "***"),
     ],
 )
-def test_an_address_is_what_people_need_and_no_more(url, shown):
+def test_address_has_host_and_database_only(url, shown):
     assert address(url) == shown
 
 
 @pytest.mark.parametrize("url", ["redis://u:12/secret@host", "redis://u:a?b@host", "redis://u:a#b@host", "h:1", ""])
-def test_a_url_whose_password_could_be_taken_for_something_else_is_refused_unquoted(url):
+def test_url_with_ambiguous_password_is_refused_without_repeating_it(url):
     with pytest.raises(ValueError, match="percent-encoded") as refused:
         validate_url(url)
     assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Random runs on a real server: what a run is said to wait for is all that it waits for, and each of it moves it on."""
+"""Random runs on a real server: a run waits for exactly the causes that explain names, and each of them advances it."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ SEEN: Counter[str] = Counter()
 
 
 def flow(chance, *names):
-    """Steps of every kind that waits, each behind some of those before it; some of them in a parallel."""
+    """Steps of every waiting type, each after some of those before it; some of them in a parallel."""
     steps = []
     for at in range(chance.randint(2, 6)):
         kinds = {
@@ -42,13 +42,13 @@ def flow(chance, *names):
     return steps
 
 
-class World(Explaining):
+class RandomRun(Explaining):
     def __init__(self, database, chance):
         super().__init__(database)
         self.chance = chance
 
-    async def let_happen(self, cause):
-        """What the run is said to wait for."""
+    async def resolve(self, cause):
+        """Makes the named cause happen."""
         SEEN[cause.code.value] += 1
         match cause.code.value:
             case "deferred":
@@ -59,43 +59,43 @@ class World(Explaining):
             case "run_paused":
                 await self.desk.resume(RunId(cause.run), "eve")
             case "waiting_on_job" | "ending" | "compensating":
-                await self.end_one(cause.waits_for)
+                await self.end_random_job(cause.waits_for)
             case other:
-                raise AssertionError(f"nobody knows how to let {other} happen")
+                raise AssertionError(f"cause {other} has no resolution")
 
-    async def end_one(self, job: UUID):
+    async def end_random_job(self, job: UUID):
         state = self.chance.choice(["SUCCEEDED", "SUCCEEDED", "SUCCEEDED", "FAILED"])
         failed = {"code": "boom", "error": "no luck"} if state == "FAILED" else {}
         await end_job(self.database, job, state, **failed)
 
 
 @pytest.mark.parametrize("seed", range(15))
-async def test_a_run_waits_for_what_it_says_and_for_nothing_else(database, seed):
+async def test_run_waits_for_exactly_its_explained_causes(database, seed):
     chance = random.Random(seed)
     await a_show(database)
-    world = World(database, chance)
-    await world.declare(*flow(chance, "job", "delay", "approval"), name="inner")
-    await world.start(*flow(chance, "job", "delay", "approval", "workflow"), rollback_on=["failed", "denied"])
+    random_run = RandomRun(database, chance)
+    await random_run.declare(*flow(chance, "job", "delay", "approval"), name="inner")
+    await random_run.start(*flow(chance, "job", "delay", "approval", "workflow"), rollback_on=["failed", "denied"])
     for _ in range(80):
-        told = await world.explained()
-        if told.state.ended:
+        explanation = await random_run.explained()
+        if explanation.state.ended:
             break
-        if told.state in ("RUNNING", "WAITING") and chance.random() < 0.1:
-            await world.desk.pause(world.run, "eve")
+        if explanation.state in ("RUNNING", "WAITING") and chance.random() < 0.1:
+            await random_run.desk.pause(random_run.run, "eve")
             continue
-        causes = [each for each in told.reasons if each.code not in ("no_server", "waiting_on_run")]
+        causes = [each for each in explanation.reasons if each.code not in ("no_server", "waiting_on_run")]
         if any(each.code == "news_waiting" for each in causes):
-            assert await world.advance() > 0, told
+            assert await random_run.advance() > 0, explanation
             continue
         before = await database.value(FENCES)
-        assert await world.advance() == 0, f"it went on without {told.sentence}"
+        assert await random_run.advance() == 0, f"the run advanced without {explanation.sentence}"
         assert await database.value(FENCES) == before
-        assert causes, f"it waits for nothing: {told}"
+        assert causes, f"the run waits for nothing: {explanation}"
         chosen = chance.choice(causes)
-        await world.let_happen(chosen)
+        await random_run.resolve(chosen)
         if chosen.code != "run_paused":
-            assert any(each.code == "news_waiting" for each in (await world.explained()).reasons), chosen
-            assert await world.advance() > 0
-        assert chosen not in (await world.explained()).reasons
-    assert told.state.ended, told
-    assert told.reasons == ()
+            assert any(each.code == "news_waiting" for each in (await random_run.explained()).reasons), chosen
+            assert await random_run.advance() > 0
+        assert chosen not in (await random_run.explained()).reasons
+    assert explanation.state.ended, explanation
+    assert explanation.reasons == ()

@@ -1,8 +1,8 @@
-"""Random workflows through random ends, in any order of news: every step ends, order respects what a step depends on,
-and what is recorded to be undone is exactly what succeeded.
+"""Random workflows with random outcomes and any order of events: every step ends, steps start after their dependencies,
+and the recorded compensations are exactly those of the steps that succeeded.
 
-The world below keeps its own account of what was asked for and what came of it, and holds each answer of `advance`
-against it: who may begin, who must have been stopped, what a failure counts as, and what a rerun takes over.
+`RunModel` keeps its own record of requests and outcomes and checks each answer of `advance` against it: which steps may
+start, which must have been stopped, what a failure counts as, and what a rerun reuses.
 """
 
 import random
@@ -110,18 +110,18 @@ def _with(spec, **more):
     return StepSpec(**{**fields, **more})
 
 
-class World:
-    """Jobs, runs and timers that a run has asked for, and what came of them."""
+class RunModel:
+    """Jobs, child runs, approvals and timers that a run requested, and their outcomes."""
 
     def __init__(self, flow, chance, now=None):
         self.flow, self.now, self.chance = flow, now or new_run_status(flow), chance
         self.facts = RunInfo(UUID(int=1), "any", 1, {})
         self.values = {}
         self.pending = []
-        self.asked = {}
-        """Approvals that people may decide about, by their steps."""
-        self.late = []
-        """Those that were withdrawn, or decided before."""
+        self.approvals = {}
+        """Pending approvals by step."""
+        self.stale_approvals = []
+        """Withdrawn or already decided approvals."""
         self.timers = {}
         self.ids = iter(range(1, 10**6))
         self.began, self.ended = [], []
@@ -130,52 +130,54 @@ class World:
         self.state = RunState.RUNNING
         self.at_ms = 0
 
-    def hear(self, *news):
+    def deliver(self, *events):
         before = [step.state for step in self.now.steps]
         paused, ending = self.now.paused, self.now.ends_as is not None
-        self.state, moves = advance(self.flow, self.now, self.facts, self.values, news, self.at_ms)
-        starts = [*moves.starts, *moves.children]
-        assert not starts or not (paused and self.now.paused), "nothing begins while it is paused"
-        assert not starts or not ending, "nothing begins once it is being ended"
+        self.state, transition = advance(self.flow, self.now, self.facts, self.values, events, self.at_ms)
+        starts = [*transition.starts, *transition.children]
+        assert not starts or not (paused and self.now.paused), "no step starts while the run is paused"
+        assert not starts or not ending, "no step starts while the run is ending"
         for start in starts:
             self.begin(start, before[start.place])
-        self.ask(moves)
-        for timer in moves.timers:
+        self.request_approvals(transition)
+        for timer in transition.timers:
             assert (timer.place, timer.attempt) not in self.timers
             self.timers[timer.place, timer.attempt] = timer.due_ms
-        for gone in moves.untimed:
-            self.timers.pop(gone, None)
-        told = {each.job if isinstance(each, JobEnded) else each.run for each in news if isinstance(each, Ends)}
+        for cancelled in transition.untimed:
+            self.timers.pop(cancelled, None)
+        ended_now = {each.job if isinstance(each, JobEnded) else each.run for each in events if isinstance(each, Ends)}
         running = {job for _, job, _ in self.pending}
-        assert (running | told).issuperset([*moves.stops, *moves.stop_runs]), "what ended long ago is not stopped"
-        self.undone += [undo.job for undo in moves.undos]
+        assert (running | ended_now).issuperset([*transition.stops, *transition.stop_runs]), (
+            "only running jobs and runs are stopped"
+        )
+        self.undone += [undo.job for undo in transition.undos]
         for place, (old, step) in enumerate(zip(before, self.now.steps, strict=True)):
-            assert not old.ended or old is step.state, "a step that has ended stays as it is"
+            assert not old.ended or old is step.state, "an ended step never changes"
             if step.state.ended and not old.ended:
                 self.ended.append(place)
         self.check_owners()
 
-    def ask(self, moves):
-        for place in moves.withdrawn:
-            self.late.append(self.asked.pop(place))
-        for ask in moves.asks:
-            assert ask.place not in self.asked, "a step asks once"
-            self.asked[ask.place] = self.now.steps[ask.place].job = UUID(int=next(self.ids))
-            self.began.append(ask.place)
-            self.check_order(self.flow.steps[ask.place])
+    def request_approvals(self, transition):
+        for place in transition.withdrawn:
+            self.stale_approvals.append(self.approvals.pop(place))
+        for request in transition.asks:
+            assert request.place not in self.approvals, "a step requests one approval"
+            self.approvals[request.place] = self.now.steps[request.place].job = UUID(int=next(self.ids))
+            self.began.append(request.place)
+            self.check_order(self.flow.steps[request.place])
 
-    def hear_of_nobody(self):
-        """News that change nothing: of a job of no step, timers of rounds that are over, decisions that are late."""
+    def deliver_stale_events(self):
+        """Events that change nothing: the end of an unknown job, timers of past rounds, late decisions."""
         rounds = [(at, step.attempt - 1) for at, step in enumerate(self.now.steps) if step.attempt > 1]
         then = [(step.state, step.attempt) for step in self.now.steps]
-        decided = [ApprovalDecided(each, ApprovalState.GRANTED) for each in self.late]
-        self.hear(JobEnded(UUID(int=10**9), JobState.FAILED), *(TimerFired(*each) for each in rounds), *decided)
+        decided = [ApprovalDecided(each, ApprovalState.GRANTED) for each in self.stale_approvals]
+        self.deliver(JobEnded(UUID(int=10**9), JobState.FAILED), *(TimerFired(*each) for each in rounds), *decided)
         assert then == [(step.state, step.attempt) for step in self.now.steps]
 
     def begin(self, start, old):
         step = self.now.steps[start.place]
         assert step.state is StepState.RUNNING
-        assert old is not StepState.STOPPING, "what was told to stop does not begin again"
+        assert old is not StepState.STOPPING, "a stopping step does not start again"
         assert step.job is None or step.attempt > 1
         step.job = UUID(int=next(self.ids))
         self.pending.append((start.place, step.job, hasattr(start, "plan")))
@@ -185,12 +187,12 @@ class World:
     def check_order(self, step):
         for before in step.depends_on:
             state = self.now.steps[before].state
-            good = state in GOOD or (state in BAD and self.is_mended(before))
-            assert good, f"{step.id} began, and what it depends on is {state}"
+            good = state in GOOD or (state in BAD and self.is_handled(before))
+            assert good, f"{step.id} started although a dependency is {state}"
         owner = self.now.steps[step.owner] if step.owner >= 0 else None
         if step.role == "handler":
             assert owner.state in BAD
-            assert not owner.stopped, "who was told to stop has not failed"
+            assert not owner.stopped, "a stopped step has not failed"
         if step.role == "case":
             chosen = self.flow.steps[step.owner].cases.get(owner.reason, ())
             assert owner.state is StepState.SUCCEEDED
@@ -198,36 +200,38 @@ class World:
 
     def check_owners(self):
         waiting = {place for place, step in enumerate(self.now.steps) if step.state is StepState.RUNNING}
-        of_people = {step.place for step in self.flow.steps if step.spec.type == "approval"}
-        assert set(self.asked) == waiting & of_people, "people are asked about what waits for them, and nothing else"
+        approval_steps = {step.place for step in self.flow.steps if step.spec.type == "approval"}
+        assert set(self.approvals) == waiting & approval_steps, "pending approvals are those of waiting approval steps"
         for step in self.flow.steps:
             if step.members and self.now.steps[step.place].state.ended:
                 left = {self.now.steps[member].state for member in step.members}
-                assert not left & {StepState.WAITING, StepState.RUNNING}, "who is not needed any more is stopped"
+                assert not left & {StepState.WAITING, StepState.RUNNING}, (
+                    "members that are no longer needed are stopped"
+                )
 
-    def go_on(self):
-        """Something that is under way ends, in some way; at times two things at once, or one of them twice."""
-        kinds = ["job"] * 8 * bool(self.pending) + ["people"] * 3 * bool(self.asked) + ["timer"] * bool(self.timers)
+    def advance_once(self):
+        """Ends one pending thing at random; sometimes two at once, or one twice."""
+        kinds = ["job"] * 8 * bool(self.pending) + ["people"] * 3 * bool(self.approvals) + ["timer"] * bool(self.timers)
         kind = self.chance.choice(kinds)
         if kind == "people":
-            return self.decide(self.chance.choice(list(self.asked)))
+            return self.decide(self.chance.choice(list(self.approvals)))
         if kind == "timer":
             first = min(self.timers, key=self.timers.get)
             self.at_ms = max(self.at_ms, self.timers.pop(first))
-            return self.hear(TimerFired(*first), *([TimerFired(*first)] if self.chance.random() < 0.2 else []))
-        news = [self.end(self.pending.pop(self.chance.randrange(len(self.pending))))]
+            return self.deliver(TimerFired(*first), *([TimerFired(*first)] if self.chance.random() < 0.2 else []))
+        events = [self.end(self.pending.pop(self.chance.randrange(len(self.pending))))]
         if self.pending and self.chance.random() < 0.3:
-            news.append(self.end(self.pending.pop(self.chance.randrange(len(self.pending)))))
+            events.append(self.end(self.pending.pop(self.chance.randrange(len(self.pending)))))
         if self.chance.random() < 0.2:
-            news.append(news[0])
-        return self.hear(*news)
+            events.append(events[0])
+        return self.deliver(*events)
 
     def decide(self, place):
-        """People agree, refuse, or let time pass."""
-        approval = self.asked.pop(place)
-        self.late.append(approval)
+        """Grants, rejects or expires an approval."""
+        approval = self.approvals.pop(place)
+        self.stale_approvals.append(approval)
         ends = [ApprovalState.GRANTED] * 12 + [ApprovalState.REJECTED, ApprovalState.EXPIRED]
-        return self.hear(ApprovalDecided(approval, self.chance.choice(ends), {"by": ["bob"]}))
+        return self.deliver(ApprovalDecided(approval, self.chance.choice(ends), {"by": ["bob"]}))
 
     def end(self, what):
         place, job, is_job = what
@@ -250,86 +254,86 @@ class World:
         return JobEnded(job, state, fatal=fatal, partly=partly)
 
     def run(self, *, cancels):
-        self.hear(RunBegan())
+        self.deliver(RunBegan())
         for _ in range(500):
             if self.state.ended:
                 break
-            assert self.pending or self.timers or self.asked or self.now.paused, "it waits for nothing"
+            assert self.pending or self.timers or self.approvals or self.now.paused, "the run waits for nothing"
             if self.chance.random() < 0.03:
-                self.hear(PauseRun())
+                self.deliver(PauseRun())
             if cancels and self.chance.random() < 0.03:
-                self.hear(CancelRun())
+                self.deliver(CancelRun())
             if self.chance.random() < 0.2:
-                self.hear_of_nobody()
-            if not self.state.ended and (self.pending or self.timers or self.asked):
-                self.go_on()
+                self.deliver_stale_events()
+            if not self.state.ended and (self.pending or self.timers or self.approvals):
+                self.advance_once()
             if self.state is RunState.PAUSED and (
-                self.chance.random() < 0.5 or not (self.pending or self.timers or self.asked)
+                self.chance.random() < 0.5 or not (self.pending or self.timers or self.approvals)
             ):
-                self.hear(ResumeRun())
+                self.deliver(ResumeRun())
         assert self.state.ended, [step.state for step in self.now.steps]
         assert all(step.state.ended for step in self.now.steps)
-        assert not self.pending, "nothing of it runs on"
-        assert not self.timers, "no timer is left behind"
-        assert self.undone == self.done, "what is to be undone is what was done, in its order"
+        assert not self.pending, "no job is left running"
+        assert not self.timers, "no timer is left"
+        assert self.undone == self.done, "compensations are those of the completed jobs, in order"
         self.check_end()
 
     def check_end(self):
-        """A run that ended well has nothing that failed and was not mended; what failed for good counts as that."""
+        """A succeeded run has no unhandled failure; a fatal failure is recorded as the trigger."""
         failed = [step for step in self.flow.steps if self.now.steps[step.place].state in BAD[:3]]
         if self.state is RunState.SUCCEEDED:
             for step in failed:
-                mended = self.is_mended(step.place)
-                assert mended or self.is_of_parallel(step) or self.now.steps[step.place].stopped, step.id
+                handled = self.is_handled(step.place)
+                assert handled or self.is_in_parallel(step) or self.now.steps[step.place].stopped, step.id
             for step in self.flow.steps:
-                self.check_not_begun(step)
+                self.check_not_started(step)
             return
-        assert self.now.trigger is not None, "how it ended is known to whoever decides about undoing"
+        assert self.now.trigger is not None, "the trigger decides about compensation"
         blamed = next((s for s in failed if self.now.error.startswith(f"Step {s.id}: ")), None)
-        assert blamed is None or not self.is_of_parallel(blamed), "a parallel decides what that means"
+        assert blamed is None or not self.is_in_parallel(blamed), "a failed member is decided by its parallel"
         if blamed is not None and blamed.place in self.fatal:
             assert self.now.trigger == "fatal"
         while blamed is not None and blamed.handler >= 0:
             blamed = self.flow.steps[blamed.handler]
-            assert self.now.steps[blamed.place].attempt > 0, "whoever could have mended it was asked"
+            assert self.now.steps[blamed.place].attempt > 0, "every error handler was started"
 
-    def check_not_begun(self, step):
-        """Of a run that ended well, whoever could have begun has."""
+    def check_not_started(self, step):
+        """In a succeeded run every step that could start has started."""
         now = self.now.steps[step.place]
         if now.state is StepState.CANCELLED and now.attempt == 0 and step.owner < 0:
             before = [place for place in step.depends_on if self.now.steps[place].state in BAD]
-            assert not all(self.is_mended(place) for place in before), f"{step.id} was in nobody's way"
+            assert not all(self.is_handled(place) for place in before), f"{step.id} was not blocked"
 
-    def is_mended(self, place):
-        """By who handles its error, or by who handles that one's."""
+    def is_handled(self, place):
+        """Whether its error handler succeeded, or the handler of that one."""
         handler = self.flow.steps[place].handler
         state = self.now.steps[handler].state if handler >= 0 else None
-        return state is StepState.SUCCEEDED or (state in BAD and self.is_mended(handler))
+        return state is StepState.SUCCEEDED or (state in BAD and self.is_handled(handler))
 
-    def is_of_parallel(self, step):
-        """Whether a parallel decides what its failure means."""
-        return step.role == "member" or (step.role == "handler" and self.is_of_parallel(self.flow.steps[step.owner]))
+    def is_in_parallel(self, step):
+        """Whether its failure is decided by a parallel."""
+        return step.role == "member" or (step.role == "handler" and self.is_in_parallel(self.flow.steps[step.owner]))
 
 
 @settings(max_examples=effort(100, 300), deadline=None)
 @given(workflows(), st.integers(0, 2**32))
-def test_whatever_happens_every_step_ends_in_order_and_what_succeeded_can_be_undone(spec, seed):
-    world = World(compile_workflow(spec), random.Random(seed))
-    world.run(cancels=seed % 2 == 0)
-    assert sorted(world.ended) == list(range(len(spec.steps))), "each step ended once"
+def test_random_run_ends_every_step_in_order_and_records_compensations_of_what_succeeded(spec, seed):
+    model = RunModel(compile_workflow(spec), random.Random(seed))
+    model.run(cancels=seed % 2 == 0)
+    assert sorted(model.ended) == list(range(len(spec.steps))), "each step ended once"
 
 
 @settings(max_examples=effort(60, 150), deadline=None)
 @given(workflows(), st.integers(0, 2**32))
-def test_a_rerun_begins_nothing_that_it_takes_over_and_ends_as_any_run(spec, seed):
+def test_rerun_does_not_restart_reused_steps_and_ends_like_any_run(spec, seed):
     chance = random.Random(seed)
     flow = compile_workflow(spec)
-    first = World(flow, chance)
+    first = RunModel(flow, chance)
     first.run(cancels=True)
     step = chance.choice([step for step in flow.steps if step.owner < 0])
     now, kept = rerun_from(flow, first.now, step.id)
     assert step.place not in kept
-    second = World(flow, chance, now)
+    second = RunModel(flow, chance, now)
     second.run(cancels=False)
-    assert not kept & set(second.began), "what was taken over does not run again"
+    assert not kept & set(second.began), "reused steps do not run again"
     assert sorted(second.ended) == sorted(set(range(len(spec.steps))) - kept)
