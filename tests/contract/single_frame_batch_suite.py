@@ -191,6 +191,6 @@ class SingleFrameBatchSuite:
     @pytest.mark.parametrize(("jobs", "layers"), [(2, 3), (3, 2), (4, 3)])
     async def test_columns_of_different_lengths_are_refused_with_nothing_written(self, account, jobs, layers):
         columns = {"jobs": [uuid4() for _ in range(jobs)], "layers": [uuid4() for _ in range(layers)]}
-        with pytest.raises(InvalidInput, match="a job and a layer for each"):
+        with pytest.raises(InvalidInput, match="one job and layer per token"):
             await book(account, single_frames(account, range(3), **columns))
         assert await account.tokens() == []

@@ -61,7 +61,7 @@ async def test_an_agent_is_backfilled_and_a_moment_that_is_none_is_a_sentence(ty
         == "Agent sync runs 3 more times, from 2026-01-01 00:00:00 to 2026-01-01 02:00:00, one after the other.\n"
     )
     assert "A backfill is in progress at 2026-01-01 00:00:00" in (await typed("agents show sync")).out
-    assert "is being backfilled" in (await typed("agents backfill sync --from 2026-01-01T00:00Z")).err
+    assert "already has a backfill" in (await typed("agents backfill sync --from 2026-01-01T00:00Z")).err
     assert "'soon' is not a valid time" in (await typed("agents backfill sync --from soon")).err
     assert "--from TIME" in (await typed("agents backfill sync")).err
     assert (await typed("agents backfill sync --stop")).out == "The backfill of agent sync is stopped.\n"

@@ -87,7 +87,7 @@ async def test_a_step_is_shown_exactly_and_approved(typed, desk, database):
 
 async def test_what_is_typed_wrong_is_one_sentence(typed, desk):
     assert "is not a valid state of an approval" in (await typed("approvals list --state odd")).err
-    assert "was asked to be approved" in (await typed("approvals show nobody")).err
+    assert "There is no approval of" in (await typed("approvals show nobody")).err
 
 
 async def test_a_denied_job_is_remediated(typed, desk):

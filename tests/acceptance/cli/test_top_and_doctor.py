@@ -190,4 +190,4 @@ async def test_the_policy_is_looked_at_where_there_is_one(typed, monkeypatch, da
     assert await found() == [("fail", f"{path}:1: rules must be a list.")]
     monkeypatch.setenv("ROTA_SAFETY_KERNEL_ADDR", "127.0.0.1:1")
     [(grade, sentence)] = await found()
-    assert (grade, "127.0.0.1:1 gives no answer" in sentence) == ("fail", True)
+    assert (grade, "127.0.0.1:1 did not answer" in sentence) == ("fail", True)

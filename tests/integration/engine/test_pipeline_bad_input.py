@@ -299,7 +299,7 @@ async def test_progress_that_begins_everything_there_is_passed_over(farm):
 async def test_a_hello_that_cannot_be_read_is_refused_with_a_sentence(farm, bad):
     answer = decode(Registered, await farm.replica.bus.request(HANDSHAKE_SUBJECT, UNREADABLE[bad]))
     assert answer.worker is None
-    assert "is no Register" in answer.refusal
+    assert "is not a valid Register" in answer.refusal
     await farm.worker()
     assert await farm.ended(await farm.submit("noop")) == "SUCCEEDED"
 

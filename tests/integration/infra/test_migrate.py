@@ -284,7 +284,9 @@ async def test_a_migrator_that_dies_before_functions_are_committed_leaves_them_t
 
 
 async def no_migrator(admin):
-    return not await admin.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rota migrate'")
+    return not await admin.fetchval(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rota migrate' AND datname = current_database()"
+    )
 
 
 async def test_a_server_refuses_functions_older_than_its_own(database, admin):

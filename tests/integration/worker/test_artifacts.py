@@ -86,7 +86,7 @@ async def test_a_file_above_the_cap_of_the_store_fails_its_frame_and_leaves_noth
     await start(store=FileStore(tmp_path / "store", most_bytes=80_000))
     end = await server.run("leaves", args=[{"a": LARGE}])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "artifact_too_large")
-    assert "more than the 80000 bytes" in end.error
+    assert "larger than 80000 bytes" in end.error
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 

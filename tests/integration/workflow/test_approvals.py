@@ -318,7 +318,7 @@ async def test_who_is_paused_while_it_votes_has_said_nothing_when_it_wakes(room,
     [
         ({"text": " "}, "has no question for its approvers"),
         ({"quorum": 0}, "quorum"),
-        ({"quorum": 2, "approvers": ("ann", "ann")}, "names 1 who may"),
+        ({"quorum": 2, "approvers": ("ann", "ann")}, "names 1 approvers"),
         ({"expires_s": -1}, "expires_s"),
         ({"approvers": ("",)}, "not a valid key name"),
         ({"text": "${steps.publish.output}"}, "may not have ended"),

@@ -160,7 +160,7 @@ async def test_rollback_of_a_run_without_compensations_is_refused(agency):
             steps.job("a", agency.book.call("Oslo"))
 
         run = await plain.start()
-        with pytest.raises(Refused, match="nothing to compensate"):
+        with pytest.raises(Refused, match="nothing to undo"):
             await run.rollback()
 
 

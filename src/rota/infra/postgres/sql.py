@@ -19,6 +19,7 @@ from importlib.resources import files
 import msgspec
 
 QUERIES_FILE = "queries.sql"
+_HEAD = re.compile(r"(?:--[^\n]*(?:\n|$))+")
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -54,10 +55,11 @@ def parse_queries(package: str, source: str) -> dict[str, Query]:
 
 
 def parse_query(name: str, source: str) -> Query:
-    """Split a statement into its purpose (the first line, a comment) and its text."""
-    first, _, statement = source.partition("\n")
-    purpose = first.removeprefix("--").strip()
-    assert first.startswith("--"), f"the first line of {name} must be a comment that says what it is for"
-    assert purpose, f"the first line of {name} must say what it is for"
+    """Split a statement into its purpose (the comment at its head) and its text."""
+    head = _HEAD.match(source)
+    assert head, f"{name} must begin with a comment that says what it is for"
+    purpose = " ".join(line.removeprefix("--").strip() for line in head[0].splitlines()).strip()
+    assert purpose, f"the comment at the head of {name} must say what it is for"
+    statement = source[head.end() :]
     assert statement.strip(), f"{name} has no statement"
     return Query(name=name, purpose=purpose, text=f"-- {name}: {purpose}\n{statement.rstrip().rstrip(';')}")
