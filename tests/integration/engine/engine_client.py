@@ -1,8 +1,8 @@
-"""A process that does what an engine does now and then; started with a fault armed it dies on the way.
+"""A process that runs one engine operation; with a failpoint armed it crashes on the way.
 
     python -m tests.integration.engine.engine_client days MOMENT | caps '' | retry JOB
 
-URL says where. `days` makes the days from MOMENT on and drops that day.
+URL is the database. `days` creates the day partitions from MOMENT on and drops that day.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from rota.queue import Queue
 
 async def days(database, moment):
     today = datetime.fromisoformat(moment)
-    upkeep, lease = await _upkeep(database)
-    await upkeep.make_days(lease, now=today)
-    await upkeep.drop_days(lease, before=today + timedelta(days=1))
+    maintenance, lease = await _maintenance(database)
+    await maintenance.make_days(lease, now=today)
+    await maintenance.drop_days(lease, before=today + timedelta(days=1))
 
 
 async def caps(database, _about):
-    upkeep, lease = await _upkeep(database)
-    await upkeep.forget_caps(lease)
+    maintenance, lease = await _maintenance(database)
+    await maintenance.forget_caps(lease)
 
 
-async def _upkeep(database):
+async def _maintenance(database):
     leases = Leases(database)
     [lease] = (await leases.acquire([f"client:{os.getpid()}"], kind="upkeep", ttl_s=60.0)).granted
     return RetentionMaintenance(database, leases), lease

@@ -1,4 +1,4 @@
-"""Tasks that behave badly: loaded by `rota worker tests/integration/engine/pipeline_fuzz.py:app`."""
+"""Misbehaving tasks, loaded by `rota worker tests/integration/engine/pipeline_fuzz.py:app`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The pipeline while one of its servers is away: what does not need it goes on, the rest waits with a reason."""
+"""The pipeline during a Redis outage: work that does not need it continues, the rest waits with a reason."""
 
 import pytest
 
@@ -7,41 +7,41 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def farm(database_url, private_redis, nats_url, bus_prefix):
+async def cluster(database_url, private_redis, nats_url, bus_prefix):
     redis = await private_redis()
-    async with Farm(database_url, redis.url, nats_url, bus_prefix) as farm:
-        farm.redis = redis
-        await farm.show("film")
-        await farm.show("plain", managed=False)
-        await farm.worker(slots=20)
-        yield farm
-        await farm.quiet()
+    async with Farm(database_url, redis.url, nats_url, bus_prefix) as cluster:
+        cluster.redis = redis
+        await cluster.show("film")
+        await cluster.show("plain", managed=False)
+        await cluster.worker(slots=20)
+        yield cluster
+        await cluster.quiet()
 
 
-def reasons(farm):
-    return farm.replica.engine.dispatcher.pending_queues.frames_by_reason()
+def reasons(cluster):
+    return cluster.replica.engine.dispatcher.pending_queues.frames_by_reason()
 
 
-async def test_with_redis_away_unmanaged_shows_go_on_and_managed_ones_wait_until_it_is_back(farm):
-    await farm.redis.kill()
-    managed = await farm.submit("note", frames=5, show="film")
-    await until(lambda: "books_unavailable" in reasons(farm), what="the reason why it waits")
+async def test_redis_outage_blocks_only_managed_shows_until_it_is_back(cluster):
+    await cluster.redis.kill()
+    managed = await cluster.submit("note", frames=5, show="film")
+    await until(lambda: "books_unavailable" in reasons(cluster), what="the wait reason")
     for _ in range(3):
-        plain = await farm.submit("noop", frames=20, show="plain")
-        assert await farm.ended(plain, within_s=20) == "SUCCEEDED"
-    assert "note" not in seen, "it was booked without books"
-    await farm.redis.restart()
-    assert await farm.ended(managed, within_s=30) == "SUCCEEDED"
+        plain = await cluster.submit("noop", frames=20, show="plain")
+        assert await cluster.ended(plain, within_s=20) == "SUCCEEDED"
+    assert "note" not in seen, "it was booked without the ledger"
+    await cluster.redis.restart()
+    assert await cluster.ended(managed, within_s=30) == "SUCCEEDED"
     assert sorted(seen["note"]) == [(frame, 1) for frame in range(5)]
 
 
-async def test_what_runs_while_redis_goes_is_ended_without_it(farm):
+async def test_frames_running_when_redis_fails_end_without_it(cluster):
     gate = hanging("x")
-    managed = await farm.submit("hang", "x", frames=3, show="film")
-    await farm.running("x", 3)
-    await farm.redis.kill()
+    managed = await cluster.submit("hang", "x", frames=3, show="film")
+    await cluster.running("x", 3)
+    await cluster.redis.kill()
     gate.set()
-    assert await farm.ended(managed, within_s=20) == "SUCCEEDED"
-    await farm.redis.restart()
-    again = await farm.submit("noop", frames=100, show="film")
-    assert await farm.ended(again, within_s=30) == "SUCCEEDED"
+    assert await cluster.ended(managed, within_s=20) == "SUCCEEDED"
+    await cluster.redis.restart()
+    again = await cluster.submit("noop", frames=100, show="film")
+    assert await cluster.ended(again, within_s=30) == "SUCCEEDED"

@@ -1,4 +1,4 @@
-"""One trace for a job, from its submission over the bus to its end, however it ends."""
+"""One trace per job, from submission over the bus to its end, whatever the final state."""
 
 import re
 import subprocess
@@ -30,11 +30,11 @@ def recorder(monkeypatch):
 
 
 @pytest.fixture
-async def farm(database_url, redis_url, nats_url, bus_prefix):
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
-        await farm.show()
-        yield farm
-        await farm.quiet()
+async def cluster(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as cluster:
+        await cluster.show()
+        yield cluster
+        await cluster.quiet()
 
 
 @app.task(name="spans")
@@ -44,16 +44,16 @@ async def spans():
 
 
 async def finished(recorder, count=1):
-    """Until the spans of so many ended jobs are there, and all of them have ended."""
+    """Wait until `count` jobs have a finish span and every span has ended; returns the trace ids."""
     await until(lambda: len(recorder.named("finish")) >= count, what="the end of the trace")
     await until(lambda: all(span.ended_ns for span in recorder.spans), what="the end of every span")
     return {span.get_span_context().trace_id for span in recorder.spans}
 
 
-async def test_a_job_is_one_tree_from_its_submission_to_its_end(farm, recorder):
-    await farm.worker()
-    job = await farm.submit("noop")
-    assert await farm.ended(job) == "SUCCEEDED"
+async def test_job_trace_is_one_tree_from_submission_to_end(cluster, recorder):
+    await cluster.worker()
+    job = await cluster.submit("noop")
+    assert await cluster.ended(job) == "SUCCEEDED"
     assert len(await finished(recorder)) == 1
     [submit] = recorder.named("submit")
     assert recorder.tree(submit) == DONE
@@ -66,31 +66,31 @@ async def test_a_job_is_one_tree_from_its_submission_to_its_end(farm, recorder):
     assert (finish.attributes["state"], finish.status) == ("SUCCEEDED", None)
 
 
-async def test_the_trace_goes_on_where_whoever_submits_is(farm, recorder):
-    await farm.worker()
+async def test_job_trace_continues_the_trace_of_the_submitter(cluster, recorder):
+    await cluster.worker()
     with tracing.span("request") as request:
-        job = await farm.submit("noop")
+        job = await cluster.submit("noop")
     request.end()
-    assert await farm.ended(job) == "SUCCEEDED"
+    assert await cluster.ended(job) == "SUCCEEDED"
     assert len(await finished(recorder)) == 1
     assert recorder.tree(request) == ("request", [DONE])
 
 
-async def test_spans_are_few_for_many_frames(farm, recorder):
-    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=2000, actor="test"))
-    await farm.worker(slots=2000)
-    job = await farm.submit("noop", frames=1000)
-    assert await farm.ended(job) == "SUCCEEDED"
+async def test_many_frames_create_few_spans(cluster, recorder):
+    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=2000, actor="test"))
+    await cluster.worker(slots=2000)
+    job = await cluster.submit("noop", frames=1000)
+    assert await cluster.ended(job) == "SUCCEEDED"
     await finished(recorder)
     assert len(recorder.named("run")) == len(recorder.named("dispatch")) <= 10
     assert sum(span.attributes["succeeded"] for span in recorder.named("run")) == 1000
 
 
-async def test_a_job_that_failed_and_one_that_was_tried_again(farm, recorder):
-    await farm.worker()
-    failed = await farm.submit("boom")
-    flaky = await farm.submit("flaky", 1, layer={"retries": 1})
-    assert (await farm.ended(failed), await farm.ended(flaky)) == ("FAILED", "SUCCEEDED")
+async def test_failed_and_retried_jobs_have_error_spans(cluster, recorder):
+    await cluster.worker()
+    failed = await cluster.submit("boom")
+    flaky = await cluster.submit("flaky", 1, layer={"retries": 1})
+    assert (await cluster.ended(failed), await cluster.ended(flaky)) == ("FAILED", "SUCCEEDED")
     assert len(await finished(recorder, 2)) == 2
     by_job = {span.attributes["job"]: span for span in recorder.named("submit")}
     assert recorder.tree(by_job[str(failed)]) == DONE
@@ -106,13 +106,13 @@ async def test_a_job_that_failed_and_one_that_was_tried_again(farm, recorder):
     assert ends == {str(failed): (StatusCode.ERROR, "It ended as FAILED."), str(flaky): None}
 
 
-async def test_a_cancelled_job_with_a_frame_that_runs_and_one_that_never_began(farm, recorder):
-    await farm.worker(slots=1)
+async def test_cancelled_job_trace_covers_running_and_never_started_frames(cluster, recorder):
+    await cluster.worker(slots=1)
     hanging("x")
-    job = await farm.submit("hang", "x", frames=2)
-    await farm.running("x")
-    await farm.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
-    assert await farm.ended(job) == "CANCELLED"
+    job = await cluster.submit("hang", "x", frames=2)
+    await cluster.running("x")
+    await cluster.replica.engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
+    assert await cluster.ended(job) == "CANCELLED"
     assert len(await finished(recorder)) == 1
     assert recorder.tree(recorder.named("submit")[0]) == DONE
     [run] = recorder.named("run")
@@ -120,21 +120,21 @@ async def test_a_cancelled_job_with_a_frame_that_runs_and_one_that_never_began(f
     assert recorder.named("finish")[0].attributes["state"] == "CANCELLED"
 
 
-async def test_a_submission_over_the_bus_continues_the_trace_of_its_message(farm, recorder):
-    await farm.worker()
+async def test_bus_submission_continues_the_trace_of_its_message(cluster, recorder):
+    await cluster.worker()
     with tracing.span("producer") as producer:
         headers = tracing.inject()
     producer.end()
     given = encode_submission(Submission(show="film", layers=(LayerSpec(task="noop"),)))
-    await farm.replica.bus.publish(BusMessage(subject=SUBMIT_SUBJECT, data=given, msg_id="one", headers=headers))
+    await cluster.replica.bus.publish(BusMessage(subject=SUBMIT_SUBJECT, data=given, msg_id="one", headers=headers))
     assert len(await finished(recorder)) == 1
     assert recorder.tree(producer) == ("producer", [DONE])
 
 
-async def test_what_a_task_does_is_below_its_run(farm, recorder):
-    await farm.worker()
-    job = await farm.submit("spans")
-    assert await farm.ended(job) == "SUCCEEDED"
+async def test_span_created_in_a_task_is_a_child_of_its_run(cluster, recorder):
+    await cluster.worker()
+    job = await cluster.submit("spans")
+    assert await cluster.ended(job) == "SUCCEEDED"
     [own] = recorder.named("own")
     own.end()
     assert len(await finished(recorder)) == 1
@@ -143,49 +143,49 @@ async def test_what_a_task_does_is_below_its_run(farm, recorder):
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_a_command_finds_the_trace_in_its_environment(farm, recorder):
-    await farm.worker()
+async def test_command_finds_the_trace_in_its_environment(cluster, recorder):
+    await cluster.worker()
     layer = LayerSpec(argv=("sh", "-c", 'test "$TRACEPARENT"'))
-    await farm.submitter.submit([Submission(show="film", layers=(layer,))])
+    await cluster.submitter.submit([Submission(show="film", layers=(layer,))])
     await finished(recorder)
-    assert await farm.ended(await farm.database.value(NEWEST)) == "SUCCEEDED"
+    assert await cluster.ended(await cluster.database.value(NEWEST)) == "SUCCEEDED"
 
 
-async def test_a_job_that_no_sampler_chose_leaves_no_span_anywhere(farm, recorder):
-    await farm.worker()
+async def test_unsampled_job_creates_no_span(cluster, recorder):
+    await cluster.worker()
     recorder.sampled = False
-    job = await farm.submit("noop")
+    job = await cluster.submit("noop")
     recorder.sampled = True
-    assert await farm.ended(job) == "SUCCEEDED"
-    other = await farm.submit("noop")
-    assert await farm.ended(other) == "SUCCEEDED"
+    assert await cluster.ended(job) == "SUCCEEDED"
+    other = await cluster.submit("noop")
+    assert await cluster.ended(other) == "SUCCEEDED"
     await finished(recorder)
     assert {span.attributes["job"] for span in recorder.spans} == {str(other)}
 
 
-async def test_without_an_sdk_nothing_is_asked_kept_or_sent(farm, monkeypatch):
-    """Neither a query nor a byte of a frame is for traces that nobody collects."""
+async def test_without_an_otel_sdk_no_trace_data_is_read_or_sent(cluster, monkeypatch):
+    """Without a collector, tracing costs no query and no message bytes."""
     sent = []
-    publish = farm.replica.bus.publish_many
+    publish = cluster.replica.bus.publish_many
 
-    async def seen(messages):
+    async def recording_publish(messages):
         sent.extend(messages)
         return await publish(messages)
 
     async def refuse(*_args):
         raise AssertionError("asked for traces")
 
-    monkeypatch.setattr(farm.replica.bus, "publish_many", seen)
+    monkeypatch.setattr(cluster.replica.bus, "publish_many", recording_publish)
     monkeypatch.setattr("rota.engine.tracing.JobTracer._read_traceparents", refuse)
-    await farm.worker()
-    job = await farm.submit("noop", frames=3)
-    assert await farm.ended(job) == "SUCCEEDED"
+    await cluster.worker()
+    job = await cluster.submit("noop", frames=3)
+    assert await cluster.ended(job) == "SUCCEEDED"
     assert sent
     assert not [message for message in sent if TRACEPARENT.search(message.data)]
-    assert (await farm.jobs.get(job)).details.trace == ""
+    assert (await cluster.jobs.get(job)).details.trace == ""
 
 
-def test_a_worker_imports_nothing_of_opentelemetry():
+def test_worker_does_not_import_opentelemetry():
     script = "import sys, rota.worker.worker, rota.worker.runners.process_main; print('opentelemetry' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     assert shown.stdout.strip() == "False"

@@ -1,6 +1,6 @@
-"""A process that gates, approves, rejects and lets expire what it finds, as servers do.
+"""A process that decides, approves, rejects and expires jobs as servers do.
 
-Started with a fault armed it dies there, or loses a reply and then asks again. It prints `done`.
+With a failpoint armed it crashes there, or loses a reply and repeats the call. It prints `done`.
 """
 
 import asyncio
@@ -15,31 +15,31 @@ DUE = sql("UPDATE rota.approval SET ts_expires = clock_timestamp() - interval '1
 HELD = sql("SELECT pk_job, topic FROM rota.job WHERE state = 'APPROVAL_REQUIRED' ORDER BY 1")
 
 
-async def work(desk):
-    """Until nothing is left to do: those of topic `approval` are approved, `two` is rejected, `soon` expires."""
+async def work(replica):
+    """Process every job: approve topic `approval`, reject `two`, let `soon` expire."""
     for _ in range(3):
-        await again(lambda: judged(desk))
-        for row in await desk.database.rows(HELD):
-            await again(lambda row=row: decided(desk, row["pk_job"], row["topic"]))
-        await again(desk.approver.expire)
+        await again(lambda: decide_pending(replica))
+        for row in await replica.database.rows(HELD):
+            await again(lambda row=row: resolve(replica, row["pk_job"], row["topic"]))
+        await again(replica.approver.expire)
 
 
-async def judged(desk):
-    await desk.gatekeeper.decide_all([row["pk_job"] for row in await desk.database.rows(PENDING)])
+async def decide_pending(replica):
+    await replica.controller.decide_all([row["pk_job"] for row in await replica.database.rows(PENDING)])
 
 
-async def decided(desk, job, topic):
+async def resolve(replica, job, topic):
     try:
         match topic:
             case "approval":
-                await desk.approve(job, ANN)
+                await replica.approve(job, ANN)
             case "two":
-                await desk.approve(job, ANN)
-                await desk.reject(job, BOB)
+                await replica.approve(job, ANN)
+                await replica.reject(job, BOB)
             case _:
-                await desk.database.run(DUE, str(job))
+                await replica.database.run(DUE, str(job))
     except (ApprovalResolved, ApprovalNotActionable):
-        pass  # done before the reply was lost
+        pass  # applied before the reply was lost
 
 
 async def main():

@@ -1,4 +1,4 @@
-"""What tests of approvals share: a gate before a table of words, people, and what became of jobs."""
+"""Shared by the approval tests: a gate with a fixed policy table, voters, and the states of jobs."""
 
 import os
 
@@ -31,20 +31,20 @@ ANN, BOB, EVE = person("ann"), person("bob"), person("eve")
 
 
 class Desk:
-    """One replica's gate and approvals."""
+    """The admission controller and approvals of one replica."""
 
     def __init__(self, database, kernel=None):
         self.database = database
         self.kernel = kernel or Table()
         finisher = Finisher(database, Queue(database), AccountingService(database, None))
-        self.gatekeeper = AdmissionController(database, finisher, self.kernel)
-        self.approver = Approver(database, self.gatekeeper)
-        self.replayer = PendingReplayer(database, Leases(database), self.gatekeeper, approvals=self.approver)
+        self.controller = AdmissionController(database, finisher, self.kernel)
+        self.approver = Approver(database, self.controller)
+        self.replayer = PendingReplayer(database, Leases(database), self.controller, approvals=self.approver)
         self.submitter = Submitter(database, gate=DeferAll())
 
     async def submit(self, *topics, **more):
         jobs = [one.job for one in await self.submitter.submit([task(topic=topic, **more) for topic in topics])]
-        await self.gatekeeper.decide_all(jobs)
+        await self.controller.decide_all(jobs)
         return jobs
 
     async def of(self, job):
@@ -60,7 +60,7 @@ class Desk:
         return next((row["state"], row["reason"]) for row in await self.database.rows(STATES) if row["pk_job"] == job)
 
     async def go_on(self, *jobs):
-        await self.gatekeeper.decide_all(list(jobs))
+        await self.controller.decide_all(list(jobs))
 
 
 async def again(call):

@@ -1,6 +1,6 @@
-"""A process that submits two jobs and judges them, with words that count for a second and a half.
+"""A process that submits two jobs and decides them; decisions are valid for 1.5 s.
 
-It asks ahead, unless LATER is set. It prints how the jobs were written, and how they are when they were judged.
+It prechecks the policy unless LATER is set. It prints the states after submission and after the decision.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from tests.integration.engine.admission.approvals_support import Desk, opened
 from tests.support.jobs import task
 from tests.support.kernels import Table
 
-WORD_S = 1.5
+TTL_S = 1.5
 
 
 async def main():
-    precheck.DECISION_TTL_S = controller.DECISION_TTL_S = WORD_S
+    precheck.DECISION_TTL_S = controller.DECISION_TTL_S = TTL_S
     database = await opened()
     ahead = None if "LATER" in os.environ else AdmissionPrecheck(database, Table())
     submitter = Submitter(database, gate=DeferAll(), ahead=ahead)
     submitted = await submitter.submit([task(topic="allow"), task(topic="allow", idempotency_key="k")])
     print(*(one.state for one in submitted), flush=True)
-    desk = Desk(database)
-    await desk.gatekeeper.decide_all([one.job for one in submitted])
-    print(*[(await desk.state(one.job))[0] for one in submitted], flush=True)
+    replica = Desk(database)
+    await replica.controller.decide_all([one.job for one in submitted])
+    print(*[(await replica.state(one.job))[0] for one in submitted], flush=True)
     await database.close()
 
 

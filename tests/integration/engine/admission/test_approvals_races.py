@@ -1,4 +1,4 @@
-"""Approving, cancelling, expiring and reloading at once, in every order; and kill -9 at every place in between."""
+"""Races between approve, reject, cancel, expire and policy reload; and crashes at every failpoint."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.support.queue import agreed, sessions_over, sql
 from tests.support.waiting import until
 
 BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-TORN = sql("""
+INCONSISTENT_ROWS = sql("""
 SELECT (SELECT count(*) FROM rota.job j WHERE state = 'APPROVAL_REQUIRED' AND NOT EXISTS (
           SELECT FROM rota.approval a WHERE a.kind = 'job' AND a.subject = j.pk_job::text AND a.state = 'pending'))
      + (SELECT count(*) FROM rota.approval a WHERE a.state = 'pending' AND NOT EXISTS (
@@ -31,16 +31,16 @@ SELECT (SELECT count(*) FROM rota.job j WHERE state = 'APPROVAL_REQUIRED' AND NO
 
 
 @pytest.fixture
-async def desk(database):
+async def replica(database):
     await a_show(database)
     return Desk(database)
 
 
 @asynccontextmanager
-async def first(desk, call, then, database):
-    """`call` goes first and stops before its commit; `then` comes and waits for it; both end. Yields the tasks."""
+async def racing(replica, call, then, database):
+    """Run `call` up to its commit, start `then` so that it waits for the lock, finish both; yields the tasks."""
     stopped, go_on = asyncio.Event(), asyncio.Event()
-    real = desk.approver.approvals.get
+    real = replica.approver.approvals.get
 
     async def get(approval, *, on=None):
         found = await real(approval, on=on)
@@ -49,113 +49,117 @@ async def first(desk, call, then, database):
             await go_on.wait()
         return found
 
-    desk.approver.approvals.get = get
+    replica.approver.approvals.get = get
     one = asyncio.create_task(call)
     await asyncio.wait_for(stopped.wait(), 20)
-    desk.approver.approvals.get = real
+    replica.approver.approvals.get = real
     two = asyncio.create_task(then)
-    await until(lambda: database.value(BLOCKED), what="the second to wait for the first")
+    await until(lambda: database.value(BLOCKED), what="the second call to wait for the first")
     go_on.set()
     await asyncio.wait([one, two])
     yield one, two
 
 
-async def test_a_cancel_that_comes_while_somebody_approves_wins_at_the_gate(desk, database):
-    [job] = await desk.submit("approval")
-    async with first(desk, desk.approve(job), request_cancellation(database, job, "eve"), database) as (
+async def test_cancel_during_approve_wins_at_the_gate(replica, database):
+    [job] = await replica.submit("approval")
+    async with racing(replica, replica.approve(job), request_cancellation(database, job, "eve"), database) as (
         approved,
         cancelled,
     ):
         assert (approved.result().approval.state, cancelled.result()) == ("granted", True)
-    await desk.go_on(job)
-    assert (await desk.state(job))[0] == "PENDING"
+    await replica.go_on(job)
+    assert (await replica.state(job))[0] == "PENDING"
     assert await database.value(sql("SELECT ends_as FROM rota.job")) == "CANCELLED"
     assert await database.value(sql("SELECT count(*) FROM rota.ready_entries")) == 0
 
 
-async def test_an_approval_that_comes_while_somebody_cancels_is_refused(desk, database):
-    [job] = await desk.submit("approval")
+async def test_approve_during_cancel_is_refused(replica, database):
+    [job] = await replica.submit("approval")
     async with database.transaction() as tx:
         await tx.run(sql("UPDATE rota.job SET ends_as = 'CANCELLED'"))
-        approving = asyncio.create_task(desk.approve(job))
+        approving = asyncio.create_task(replica.approve(job))
         await until(lambda: database.value(BLOCKED), what="the approval to wait")
     with pytest.raises(ApprovalNotActionable):
         await approving
 
 
-def finds_due(desk, monkeypatch):
-    """As if the time of all that is pending passed just now, after those who vote have looked."""
+def make_all_overdue(replica, monkeypatch):
+    """Make every pending approval overdue, as if it expired after the voters had read it."""
 
     async def due(most):
-        return [each.id for each in await desk.approver.approvals.list(most=most)]
+        return [each.id for each in await replica.approver.approvals.list(most=most)]
 
-    monkeypatch.setattr(desk.approver.approvals, "overdue", due)
+    monkeypatch.setattr(replica.approver.approvals, "overdue", due)
 
 
-async def test_what_expires_while_somebody_approves_was_approved(desk, database, monkeypatch):
-    [job] = await desk.submit("approval")
-    other = Desk(database, desk.kernel)
-    finds_due(other, monkeypatch)
-    async with first(desk, desk.approve(job), other.approver.expire(), database) as (approved, expired):
+async def test_expiry_during_approve_leaves_the_approval_granted(replica, database, monkeypatch):
+    [job] = await replica.submit("approval")
+    other = Desk(database, replica.kernel)
+    make_all_overdue(other, monkeypatch)
+    async with racing(replica, replica.approve(job), other.approver.expire(), database) as (approved, expired):
         assert (approved.result().approval.state, expired.result()) == ("granted", 0)
-    await desk.go_on(job)
-    assert (await desk.state(job))[0] == "SCHEDULED"
+    await replica.go_on(job)
+    assert (await replica.state(job))[0] == "SCHEDULED"
 
 
-async def test_an_approval_that_comes_while_it_expires_is_too_late(desk, database):
-    [job] = await desk.submit("approval")
+async def test_approve_during_expiry_is_refused(replica, database):
+    [job] = await replica.submit("approval")
     await database.run(DUE)
-    other = Desk(database, desk.kernel)
-    async with first(desk, desk.approver.expire(), other.approve(job), database) as (expired, approved):
+    other = Desk(database, replica.kernel)
+    async with racing(replica, replica.approver.expire(), other.approve(job), database) as (expired, approved):
         assert expired.result() == 1
         assert isinstance(approved.exception(), ApprovalResolved)
-    assert await desk.state(job) == ("DENIED", "approval_expired")
+    assert await replica.state(job) == ("DENIED", "approval_expired")
 
 
-async def test_of_two_last_votes_at_once_one_grants_and_both_are_told_so(desk, database):
-    [job] = await desk.submit("approval")
-    other = Desk(database, desk.kernel)
-    async with first(desk, desk.approve(job, ANN), other.approve(job, BOB), database) as (one, two):
+async def test_concurrent_final_votes_grant_once_and_both_see_granted(replica, database):
+    [job] = await replica.submit("approval")
+    other = Desk(database, replica.kernel)
+    async with racing(replica, replica.approve(job, ANN), other.approve(job, BOB), database) as (one, two):
         assert (one.result().changed, two.result().changed) == (True, False)
         assert two.result().approval.state == "granted"
-    assert await database.value(sql("SELECT count(*) FROM rota.outbox")) == 2, "its submission, and one grant"
+    assert await database.value(sql("SELECT count(*) FROM rota.outbox")) == 2, (
+        "one message for the submission, one for the grant"
+    )
 
 
-async def test_a_refusal_that_comes_while_somebody_approves_is_too_late(desk, database):
-    [job] = await desk.submit("approval")
-    other = Desk(database, desk.kernel)
-    async with first(desk, desk.approve(job, ANN), other.reject(job, BOB), database) as (one, two):
+async def test_reject_during_approve_is_refused(replica, database):
+    [job] = await replica.submit("approval")
+    other = Desk(database, replica.kernel)
+    async with racing(replica, replica.approve(job, ANN), other.reject(job, BOB), database) as (one, two):
         assert one.result().approval.state == "granted"
         assert isinstance(two.exception(), ApprovalResolved)
 
 
-async def test_a_policy_that_is_reloaded_between_the_grant_and_the_gate_decides(desk, database):
-    [job] = await desk.submit("approval")
+async def test_policy_reloaded_between_grant_and_gate_decides(replica, database):
+    [job] = await replica.submit("approval")
 
     async def reload():
-        desk.kernel.said["approval"] = TABLE["deny"]
+        replica.kernel.said["approval"] = TABLE["deny"]
 
-    await desk.approve(job)
-    desk.kernel.pause = reload
-    await desk.go_on(job)
-    assert (await desk.state(job))[0] == "DENIED"
+    await replica.approve(job)
+    replica.kernel.pause = reload
+    await replica.go_on(job)
+    assert (await replica.state(job))[0] == "DENIED"
 
 
-async def test_at_the_same_time_in_any_order_one_end_and_no_torn_rows(desk, database, monkeypatch):
-    """Many jobs, each approved, rejected, cancelled and let expire at once by two replicas."""
-    jobs = await desk.submit(*(["approval"] * 12))
-    other = Desk(database, desk.kernel)
-    finds_due(desk, monkeypatch)
-    finds_due(other, monkeypatch)
-    calls = [each for job in jobs for each in (desk.approve(job, ANN), other.reject(job, BOB), other.approve(job, BOB))]
-    calls += [desk.approver.expire(), other.approver.expire()]
+async def test_concurrent_approve_reject_and_expire_end_each_job_once(replica, database, monkeypatch):
+    """Two replicas approve, reject and expire many jobs concurrently."""
+    jobs = await replica.submit(*(["approval"] * 12))
+    other = Desk(database, replica.kernel)
+    make_all_overdue(replica, monkeypatch)
+    make_all_overdue(other, monkeypatch)
+    calls = [
+        each for job in jobs for each in (replica.approve(job, ANN), other.reject(job, BOB), other.approve(job, BOB))
+    ]
+    calls += [replica.approver.expire(), other.approver.expire()]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(each) for each in outcomes if isinstance(each, BaseException)} <= {
         ApprovalResolved,
         ApprovalNotActionable,
     }
-    await asyncio.gather(desk.go_on(*jobs), other.go_on(*jobs[::-1]))
-    assert await database.value(TORN) == 0
+    await asyncio.gather(replica.go_on(*jobs), other.go_on(*jobs[::-1]))
+    assert await database.value(INCONSISTENT_ROWS) == 0
     by_state = [row["state"] for row in await database.rows(STATES)]
     assert set(by_state) <= {"SCHEDULED", "DENIED"}
     granted = await database.value(sql("SELECT count(*) FROM rota.approval WHERE state = 'granted'"))
@@ -164,7 +168,7 @@ async def test_at_the_same_time_in_any_order_one_end_and_no_torn_rows(desk, data
     assert sum(counts["waiting"] for counts in (await agreed(database)).values()) == granted
 
 
-PLACES = [
+FAILPOINTS = [
     *(("CRASH_AT", f"gatekeeper.{name}") for name in ("after_decision", "before_commit", "before_commit:2")),
     ("CRASH_AT", "approvals.after_vote"),
     ("CRASH_AT", "approvals.before_commit"),
@@ -176,18 +180,20 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "place"), PLACES, ids=[place for _, place in PLACES])
-async def test_dying_anywhere_leaves_approvals_pending_or_carried_out(
-    desk, database, database_url, spawn, fault, place
+@pytest.mark.parametrize(("fault", "failpoint"), FAILPOINTS, ids=[failpoint for _, failpoint in FAILPOINTS])
+async def test_crash_or_lost_reply_leaves_approvals_pending_or_applied(
+    replica, database, database_url, spawn, fault, failpoint
 ):
-    await desk.submitter.submit([task(topic=topic) for topic in ("allow", "approval", "two", "soon")])
-    client = await spawn("tests.integration.engine.admission.approvals_client", env={"URL": database_url, fault: place})
+    await replica.submitter.submit([task(topic=topic) for topic in ("allow", "approval", "two", "soon")])
+    client = await spawn(
+        "tests.integration.engine.admission.approvals_client", env={"URL": database_url, fault: failpoint}
+    )
     status = await client.wait()
     assert status == (failpoints.CRASH_EXIT_STATUS if fault == "CRASH_AT" else 0), await client.errors()
     await sessions_over(database)
-    assert await database.value(TORN) == 0
-    await approvals_client.work(desk)
-    assert await database.value(TORN) == 0
+    assert await database.value(INCONSISTENT_ROWS) == 0
+    await approvals_client.work(replica)
+    assert await database.value(INCONSISTENT_ROWS) == 0
     by_topic = {row["topic"]: (row["state"], row["reason"]) for row in await database.rows(BY_TOPIC)}
     assert by_topic == {
         "allow": ("SCHEDULED", None),
@@ -198,9 +204,11 @@ async def test_dying_anywhere_leaves_approvals_pending_or_carried_out(
     assert await Queue(database).dead_letters.count(DeadLetterFilter()) == 2
 
 
-def test_every_place_of_approvals_is_visited():
+def test_every_approval_failpoint_is_covered():
     named = {name for _, name in failpoints.declared_failpoints() if name.startswith(("approvals.", "gatekeeper."))}
-    assert named - {place.partition(":")[0] for _, place in PLACES} == {"gatekeeper.after_commit_before_ack"}
+    assert named - {failpoint.partition(":")[0] for _, failpoint in FAILPOINTS} == {
+        "gatekeeper.after_commit_before_ack"
+    }
 
 
 BY_TOPIC = sql("""

@@ -1,4 +1,4 @@
-"""Silence opens the gate only where an operator said so, never by accident, and never without a trace."""
+"""Fail-open applies only when configured, only to an unavailable kernel, and always leaves a record."""
 
 import asyncio
 
@@ -21,53 +21,53 @@ SELECT state FROM rota.job WHERE pk_job = $1 UNION ALL SELECT state FROM rota.jo
 
 
 @pytest.fixture
-async def keeper(database):
+async def controller(database):
     await a_show(database)
     finisher = Finisher(database, Queue(database), AccountingService(database, None))
     return AdmissionController(database, finisher, Table(), fail_open=lambda: True)
 
 
-async def judged(keeper, topic):
-    [one] = await Submitter(keeper.database, gate=DeferAll()).submit([task(topic=topic)])
-    await keeper.decide_all([one.job])
-    return await keeper.database.value(STATE, one.job)
+async def submit_and_decide(controller, topic):
+    [one] = await Submitter(controller.database, gate=DeferAll()).submit([task(topic=topic)])
+    await controller.decide_all([one.job])
+    return await controller.database.value(STATE, one.job)
 
 
-@pytest.mark.parametrize("silence", [AWAY, OPEN, asyncio.CancelledError()])
-async def test_silence_lets_a_job_run_with_a_warning_a_count_an_entry_and_a_word_that_says_so(
-    database, keeper, silence, capsys
+@pytest.mark.parametrize("outage", [AWAY, OPEN, asyncio.CancelledError()])
+async def test_fail_open_on_an_unavailable_kernel_schedules_the_job_and_records_it(
+    database, controller, outage, capsys
 ):
-    keeper.kernel.fails = silence
-    topic = f"silent_{type(silence).__name__}"
-    assert await judged(keeper, topic) == "SCHEDULED"
+    controller.kernel.fails = outage
+    topic = f"silent_{type(outage).__name__}"
+    assert await submit_and_decide(controller, topic) == "SCHEDULED"
     assert FAILED_OPEN.labels(topic)._value.get() == 1
     [entry] = [each for each in await newest_entries(database, most=5) if each.action == "policy.fail_open"]
     assert (entry.actor, entry.detail["because"]) == ("policy", FAIL_OPEN_TEXT)
     number = await database.value(sql("SELECT word FROM rota.job"))
-    word = (await DecisionStore(database).read([number]))[number]
-    assert (word.says, word.reason, word.snapshot) == ("ALLOW", FAIL_OPEN_TEXT, "")
+    decision = (await DecisionStore(database).read([number]))[number]
+    assert (decision.says, decision.reason, decision.snapshot) == ("ALLOW", FAIL_OPEN_TEXT, "")
 
 
 @pytest.mark.parametrize("how", ["crash", "short", "deny", "odd", "throttle"])
-async def test_a_policy_that_fails_or_says_anything_else_opens_nothing(database, keeper, how):
-    keeper.kernel.miscounts = 1 if how == "short" else 0
-    assert await judged(keeper, how) == ("DENIED" if how in ("deny", "odd") else "PENDING")
+async def test_fail_open_does_not_apply_when_the_policy_crashes_or_answers(database, controller, how):
+    controller.kernel.miscounts = 1 if how == "short" else 0
+    assert await submit_and_decide(controller, how) == ("DENIED" if how in ("deny", "odd") else "PENDING")
     assert [each for each in await newest_entries(database, most=5) if each.action == "policy.fail_open"] == []
 
 
-async def test_a_server_that_ends_opens_nothing(database, keeper):
-    keeper.kernel.fails = AWAY
-    keeper.is_ending = True
-    assert await judged(keeper, "allow") == "PENDING"
+async def test_stopping_server_does_not_fail_open(database, controller):
+    controller.kernel.fails = AWAY
+    controller.is_ending = True
+    assert await submit_and_decide(controller, "allow") == "PENDING"
 
 
-async def test_closed_is_the_default(database, keeper):
-    closed = AdmissionController(database, keeper.finisher, Table())
+async def test_default_fail_mode_is_closed(database, controller):
+    closed = AdmissionController(database, controller.finisher, Table())
     closed.kernel.fails = AWAY
-    assert await judged(closed, "allow") == "PENDING"
+    assert await submit_and_decide(closed, "allow") == "PENDING"
 
 
-async def test_a_kernel_that_hangs_is_silence(database, keeper, monkeypatch):
+async def test_hanging_kernel_counts_as_unavailable(database, controller, monkeypatch):
     monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.01)
-    keeper.kernel = Hanging()
-    assert await judged(keeper, "allow") == "SCHEDULED"
+    controller.kernel = Hanging()
+    assert await submit_and_decide(controller, "allow") == "SCHEDULED"

@@ -1,4 +1,4 @@
-"""A server that is paused between the word of the policy and what it does by it: the word is too old by then."""
+"""A server paused between receiving a decision and applying it: the decision has expired when it resumes."""
 
 from pathlib import Path
 
@@ -13,35 +13,35 @@ NOW = sql("SELECT extract(epoch FROM clock_timestamp())::float8")
 CLIENT = "tests.integration.engine.admission.precheck_client"
 
 
-async def too_late(database, client):
-    """Resumed when what it has heard is too old."""
+async def resume_after_expiry(database, client):
+    """Resume the paused client once its decision has expired."""
     await until(
         lambda: Path(f"/proc/{client.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", what="a pause"
     )
     since = await database.value(NOW)
 
     async def passed():
-        return await database.value(NOW) > since + precheck_client.WORD_S
+        return await database.value(NOW) > since + precheck_client.TTL_S
 
-    await until(passed, what="the word to be too old")
+    await until(passed, what="the decision to expire")
     client.resume()
 
 
-@pytest.mark.parametrize("place", ["gate.after_word", "submit.before_statement"])
-async def test_a_word_that_was_asked_ahead_queues_nothing_after_a_pause(database, database_url, spawn, place):
+@pytest.mark.parametrize("failpoint", ["gate.after_word", "submit.before_statement"])
+async def test_precheck_decision_expired_by_a_pause_queues_nothing(database, database_url, spawn, failpoint):
     await a_show(database)
-    client = await spawn(CLIENT, env={"URL": database_url, "PAUSE_AT": place})
-    await too_late(database, client)
+    client = await spawn(CLIENT, env={"URL": database_url, "PAUSE_AT": failpoint})
+    await resume_after_expiry(database, client)
     assert await client.line() == "PENDING PENDING"
-    assert await client.line() == "SCHEDULED SCHEDULED", "the gatekeeper has asked again"
+    assert await client.line() == "SCHEDULED SCHEDULED", "the controller asked again"
 
 
-@pytest.mark.parametrize("place", ["gatekeeper.after_decision", "submit.before_admit"])
-async def test_a_word_that_the_gatekeeper_has_queues_nothing_after_a_pause(database, database_url, spawn, place):
+@pytest.mark.parametrize("failpoint", ["gatekeeper.after_decision", "submit.before_admit"])
+async def test_controller_decision_expired_by_a_pause_queues_nothing(database, database_url, spawn, failpoint):
     await a_show(database)
-    client = await spawn(CLIENT, env={"URL": database_url, "PAUSE_AT": place, "LATER": "1"})
+    client = await spawn(CLIENT, env={"URL": database_url, "PAUSE_AT": failpoint, "LATER": "1"})
     assert await client.line() == "PENDING PENDING"
-    await too_late(database, client)
+    await resume_after_expiry(database, client)
     assert await client.line() == "PENDING PENDING"
     assert await database.value(sql("SELECT count(*) FROM rota.ready_entries")) == 0
     assert await database.value(sql("SELECT count(*) FROM rota.job WHERE ts_ask_at IS NOT NULL")) == 2

@@ -1,4 +1,4 @@
-"""Jobs that the policy is asked about before they are written: allowed ones are queued at once, by that very word."""
+"""Precheck: the policy decides before jobs are written, and allowed jobs are queued with that decision."""
 
 import asyncio
 
@@ -24,7 +24,9 @@ from tests.support.jobs import a_show, left, task
 from tests.support.kernels import AWAY, TABLE, Hanging, Table, word
 from tests.support.queue import agreed, sql
 
-SAID = sql("SELECT j.topic, j.state, w.told FROM rota.job j LEFT JOIN rota.policy_word w USING (word) ORDER BY j.topic")
+STORED_DECISIONS = sql(
+    "SELECT j.topic, j.state, w.told FROM rota.job j LEFT JOIN rota.policy_word w USING (word) ORDER BY j.topic"
+)
 
 
 @pytest.fixture
@@ -42,26 +44,24 @@ async def waiting(database):
     return sum(counts["waiting"] for counts in (await agreed(database)).values())
 
 
-async def said(database, job):
+async def stored_decision(database, job):
     number = await database.value(sql("SELECT word FROM rota.job WHERE pk_job = $1"), job)
     return None if number is None else (await DecisionStore(database).read([number]))[number]
 
 
-async def test_what_is_allowed_is_queued_by_its_word_and_everything_else_is_left_to_the_gatekeeper(
-    submitter, database, kernel
-):
+async def test_precheck_queues_allowed_jobs_and_leaves_the_rest_pending(submitter, database, kernel):
     topics = ("allow", "tight", "deny", "throttle", "approval", "odd")
     submitted = await submitter.submit([task(topic=topic) for topic in topics])
     assert [one.state for one in submitted] == ["SCHEDULED", "SCHEDULED", *["PENDING"] * 4]
-    assert await said(database, submitted[0].job) == TABLE["allow"]
-    assert await said(database, submitted[1].job) == TABLE["tight"]
-    assert {await said(database, one.job) for one in submitted[2:]} == {None}
+    assert await stored_decision(database, submitted[0].job) == TABLE["allow"]
+    assert await stored_decision(database, submitted[1].job) == TABLE["tight"]
+    assert {await stored_decision(database, one.job) for one in submitted[2:]} == {None}
     assert await waiting(database) == 2
     assert (await left(database))["messages"] == 1
-    assert kernel.jobs == [one.job for one in submitted], "limits count jobs by the ids that they have"
+    assert kernel.jobs == [one.job for one in submitted], "velocity limits count by job id"
 
 
-async def test_a_word_is_kept_once_and_a_job_says_it_when_it_has_ended(submitter, database, kernel):
+async def test_equal_decisions_are_stored_once(submitter, database, kernel):
     for _ in range(3):
         await submitter.submit([task(topic="allow") for _ in range(5)])
     assert await database.value(sql("SELECT count(*) FROM rota.policy_word")) == 1
@@ -70,9 +70,7 @@ async def test_a_word_is_kept_once_and_a_job_says_it_when_it_has_ended(submitter
 
 
 @pytest.mark.parametrize("how", ["away", "crash", "short", "hangs"])
-async def test_silence_leaves_jobs_pending_and_nobody_is_asked_for_a_moment(
-    submitter, database, kernel, monkeypatch, how
-):
+async def test_kernel_failure_leaves_jobs_pending_and_starts_a_cool_down(submitter, database, kernel, monkeypatch, how):
     monkeypatch.setattr("rota.engine.admission.precheck.KERNEL_TIMEOUT_S", 0.05)
     kernel.fails = {"away": AWAY, "crash": ZeroDivisionError()}.get(how)
     kernel.miscounts = 1 if how == "short" else 0
@@ -89,9 +87,7 @@ async def test_silence_leaves_jobs_pending_and_nobody_is_asked_for_a_moment(
     assert three.state is JobState.SCHEDULED
 
 
-async def test_a_pause_between_the_word_and_the_write_leaves_the_job_to_the_gatekeeper(
-    submitter, database, kernel, monkeypatch
-):
+async def test_decision_expired_before_the_write_leaves_the_job_pending(submitter, database, kernel, monkeypatch):
     monkeypatch.setattr("rota.engine.admission.precheck.DECISION_TTL_S", -1.0)
     first = task(idempotency_key="k", layer={"frames": 3})
     [one] = await submitter.submit([first])
@@ -103,8 +99,8 @@ async def test_a_pause_between_the_word_and_the_write_leaves_the_job_to_the_gate
     assert other.state is JobState.SCHEDULED
 
 
-async def test_a_key_that_is_waited_for_makes_a_word_old(submitter, database, monkeypatch):
-    """The comparison comes after the last thing that may wait for somebody else."""
+async def test_waiting_for_an_idempotency_key_expires_the_decision(submitter, database, monkeypatch):
+    """Expiry is checked after the last statement that may wait for a lock."""
     monkeypatch.setattr("rota.engine.admission.precheck.DECISION_TTL_S", 0.3)
     statements = []
     real = SubmissionBatch.statements
@@ -128,13 +124,13 @@ async def test_a_key_that_is_waited_for_makes_a_word_old(submitter, database, mo
     assert await database.value(sql("SELECT count(*) FROM rota.idempotency_key")) == 2
 
 
-async def test_in_a_transaction_of_the_callers_nobody_is_asked(submitter, database, kernel):
+async def test_submission_in_a_caller_transaction_skips_the_precheck(submitter, database, kernel):
     async with database.transaction() as tx:
         [one] = await submitter.submit([task()], on=tx)
     assert (one.state, kernel.asked) == (JobState.PENDING, [])
 
 
-async def test_a_job_that_waits_for_another_is_asked_about_when_that_has_ended(submitter, database, kernel):
+async def test_dependent_job_skips_the_precheck(submitter, database, kernel):
     [first] = await submitter.submit([task()])
     kernel.questions.clear()
     [second, third] = await submitter.submit([task(after=(first.job,)), task()])
@@ -142,8 +138,8 @@ async def test_a_job_that_waits_for_another_is_asked_about_when_that_has_ended(s
     assert (await JobQueries(database).get(second.job)).reason == "waiting_on_job"
 
 
-async def test_jobs_of_one_question_may_be_told_apart(submitter, database, kernel, monkeypatch):
-    """As a limit does that has places for some of them."""
+async def test_jobs_of_one_question_may_get_different_decisions(submitter, database, kernel, monkeypatch):
+    """Such as a velocity limit with capacity for some of the jobs."""
 
     async def check(questions):
         [question] = questions
@@ -153,12 +149,12 @@ async def test_jobs_of_one_question_may_be_told_apart(submitter, database, kerne
     kernel.check = check
     submitted = await submitter.submit([task() for _ in range(4)])
     assert [one.state for one in submitted] == ["SCHEDULED"] * 2 + ["PENDING"] * 2
-    assert await said(database, submitted[0].job) == TABLE["allow"]
+    assert await stored_decision(database, submitted[0].job) == TABLE["allow"]
 
 
-async def test_what_comes_one_by_one_is_asked_about_together(submitter, kernel):
-    together = SubmissionBatcher(submitter)
-    submitted = await asyncio.gather(*(together.submit(task(value=n)) for n in range(50)))
+async def test_concurrent_single_submissions_share_policy_questions(submitter, kernel):
+    batcher = SubmissionBatcher(submitter)
+    submitted = await asyncio.gather(*(batcher.submit(task(value=n)) for n in range(50)))
     assert {one.state for one in submitted} == {JobState.SCHEDULED}
     assert len(kernel.asked) < 10
     assert sorted(kernel.jobs) == sorted(one.job for one in submitted)
@@ -198,16 +194,16 @@ RICH = [
 ]
 
 
-async def test_what_is_asked_about_a_stored_job_is_what_is_asked_before_it_is_written(submitter, database, kernel):
+async def test_precheck_and_controller_ask_the_same_question(submitter, database, kernel):
     await submitter.submit(RICH)
     [ahead] = kernel.questions
     kernel.questions.clear()
     again = [msgspec.structs.replace(each, idempotency_key="") for each in RICH]
     submitted = await Submitter(database, gate=DeferAll()).submit(again)
-    keeper = AdmissionController(
+    controller = AdmissionController(
         database, Finisher(database, Queue(database), AccountingService(database, None)), kernel
     )
-    await keeper.decide_all([one.job for one in submitted])
+    await controller.decide_all([one.job for one in submitted])
     [stored] = kernel.questions
     assert [each.asked for each in stored] == [each.asked for each in ahead]
     given = ("x", {"y": 2}, {"c": 1}, [1, 2, 3])
@@ -215,7 +211,7 @@ async def test_what_is_asked_about_a_stored_job_is_what_is_asked_before_it_is_wr
     assert (ahead[2].asked.input_bytes, ahead[3].asked.requires) == (100_005, ("gpu", "net"))
 
 
-async def test_a_server_that_asks_nobody_lets_nothing_in_while_others_ask_a_policy(submitter, database, kernel):
+async def test_server_without_a_policy_admits_nothing_while_others_enforce_one(submitter, database, kernel):
     finisher = Finisher(database, Queue(database), AccountingService(database, None))
     await enabled_flag.set_enabled(database, asks=True)
     try:
@@ -231,6 +227,6 @@ async def test_a_server_that_asks_nobody_lets_nothing_in_while_others_ask_a_poli
         assert await waiting(database) == 0
         await AdmissionController(database, finisher, kernel).decide_all(jobs)
         assert [tuple(row.values()) for row in await database.rows(states)] == [("allow", "SCHEDULED", None)]
-        assert await said(database, jobs[0]) == TABLE["allow"]
+        assert await stored_decision(database, jobs[0]) == TABLE["allow"]
     finally:
         await enabled_flag.set_enabled(database, asks=False)

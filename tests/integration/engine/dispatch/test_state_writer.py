@@ -1,4 +1,4 @@
-"""Marks give way to whoever is at a job: they wait for nobody, so they are in no circle of waiting."""
+"""The state writer never waits for row locks, so it cannot deadlock with finishers."""
 
 import asyncio
 
@@ -14,43 +14,43 @@ DELETE = sql("DELETE FROM rota.job WHERE pk_job = $1::uuid")
 
 
 class LateClock(SystemClock):
-    """Every look at it is a minute after the one before."""
+    """Each reading is a minute after the previous one."""
 
-    looked = 0
+    readings = 0
 
     def monotonic(self):
-        self.looked += 1
-        return super().monotonic() + 60 * self.looked
+        self.readings += 1
+        return super().monotonic() + 60 * self.readings
 
 
-async def two_marked(database):
-    """Two jobs that were dispatched, and what writes it down."""
+async def writer_with_two_jobs(database):
+    """A writer with two dispatched jobs pending, and the first job."""
     await a_show(database)
     first, second = await Submitter(database).submit([task(name="first"), task(name="second")])
-    marks = JobStateWriter(database, LateClock())
-    marks.record_dispatched([first.job, second.job])
-    return marks, first.job
+    writer = JobStateWriter(database, LateClock())
+    writer.record_dispatched([first.job, second.job])
+    return writer, first.job
 
 
 async def states(database):
     return {row["str_name"]: row["state"] for row in await database.rows(STATES)}
 
 
-async def test_a_job_that_somebody_is_at_is_marked_later_and_keeps_nobody_waiting(database):
-    marks, first = await two_marked(database)
+async def test_flush_skips_a_locked_job_without_waiting_and_writes_it_later(database):
+    writer, first = await writer_with_two_jobs(database)
     async with database.transaction() as tx:
         await tx.rows(LOCK, first)
-        await asyncio.wait_for(marks.flush(), 3)
+        await asyncio.wait_for(writer.flush(), 3)
         assert await states(database) == {"first": "SCHEDULED", "second": "DISPATCHED"}
-    await marks.flush()
+    await writer.flush()
     assert await states(database) == {"first": "DISPATCHED", "second": "DISPATCHED"}
 
 
-async def test_a_job_that_is_being_ended_is_forgotten_when_it_has_ended(database):
-    marks, first = await two_marked(database)
+async def test_job_deleted_during_a_flush_is_dropped_from_pending(database):
+    writer, first = await writer_with_two_jobs(database)
     async with database.transaction() as tx:
         await tx.run(DELETE, first)
-        await asyncio.wait_for(marks.flush(), 3)
-        assert marks.pending
-    await marks.flush()
-    assert not marks.pending
+        await asyncio.wait_for(writer.flush(), 3)
+        assert writer.pending
+    await writer.flush()
+    assert not writer.pending

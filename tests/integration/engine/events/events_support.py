@@ -1,4 +1,4 @@
-"""What the tests of events share: a teller, a feed that follows, and readers in words."""
+"""Shared by the event tests: a publisher, a running event stream, and a reader."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -19,40 +19,40 @@ def job(number):
 
 
 @asynccontextmanager
-async def following(bus, **more):
-    """A feed that has found its stream."""
+async def running_stream(bus, **more):
+    """A running event stream that has found its NATS stream."""
     await bus.ensure([events_stream(NatsSettings())])
-    feed = EventStream(bus, **more)
+    stream = EventStream(bus, **more)
     supervisor = Supervisor(drain_budget_s=5)
-    supervisor.add(Service("feed", feed.run))
+    supervisor.add(Service("feed", stream.run))
     async with supervisor.running():
-        async with feed.subscribe(ALL):
+        async with stream.subscribe(ALL):
             pass
-        yield feed
+        yield stream
 
 
-async def told(teller, sizes, *, kind="job.succeeded", first=0, show=None):
-    """Messages with so many events each; their jobs are numbered."""
+async def publish_events(publisher, sizes, *, kind="job.succeeded", first=0, show=None):
+    """Publish one message per size, with that many events each; job ids count up from `first`."""
     number = first
     for size in sizes:
-        teller.emit(kind, show=show, jobs=[job(n) for n in range(number, number + size)])
-        await teller.publish()
+        publisher.emit(kind, show=show, jobs=[job(n) for n in range(number, number + size)])
+        await publisher.publish()
         number += size
     return number
 
 
 class Reading:
-    """What a reader was told, until it has `count` events or none came for a moment."""
+    """Collects the events of a subscription; `until` waits for a total of `count` events."""
 
-    def __init__(self, feed, wanted=ALL, after=None):
-        self.feed, self.wanted, self.after = feed, wanted, after
+    def __init__(self, stream, event_filter=ALL, after=None):
+        self.stream, self.event_filter, self.after = stream, event_filter, after
         self.events = []
 
     async def until(self, count, within_s=10.0):
-        async with asyncio.timeout(within_s), self.feed.subscribe(self.wanted, self.after) as reader:
+        async with asyncio.timeout(within_s), self.stream.subscribe(self.event_filter, self.after) as reader:
             while len(self.events) < count:
-                for portion in await reader.read(within_s):
-                    self.events += portion.events()
+                for batch in await reader.read(within_s):
+                    self.events += batch.events()
             self.after = reader.place
         return self.events
 
@@ -61,5 +61,5 @@ def numbers(events):
     return [event.job.int if event.job is not None else event.kind for event in events]
 
 
-def teller_of(database, bus):
+def publisher_of(database, bus):
     return EventPublisher(database, bus)

@@ -1,4 +1,4 @@
-"""What a farm tells while it works: jobs, workers, dead letters and changes; and the moments of one job."""
+"""Events of jobs, workers, servers, dead letters and the audit log; and the history of one job."""
 
 import asyncio
 import time
@@ -19,44 +19,44 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def farm(database_url, redis_url, nats_url, bus_prefix):
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
-        yield farm
+async def cluster(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as cluster:
+        yield cluster
 
 
-def told(events):
+def summaries(events):
     return [(event.kind, event.show, event.facts.get("topic")) for event in events]
 
 
-async def test_the_ways_of_jobs_are_told_in_order_with_their_show(farm):
-    await farm.show()
-    await farm.worker()
-    engine = farm.replica.engine
+async def test_job_state_events_are_published_in_order_with_their_show(cluster):
+    await cluster.show()
+    await cluster.worker()
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
     gate = hanging("slow")
-    farm.submitter = engine.submitter
-    job = await farm.submit("hang", "slow")
+    cluster.submitter = engine.submitter
+    job = await cluster.submit("hang", "slow")
     reading = Reading(engine.event_stream, EventFilter(job=job), before)
     await reading.until(3)
     gate.set()
-    assert await farm.ended(job) == "SUCCEEDED"
+    assert await cluster.ended(job) == "SUCCEEDED"
     await reading.until(4)
-    assert told(reading.events) == [
+    assert summaries(reading.events) == [
         (f"job.{state}", "film", "default") for state in ("scheduled", "dispatched", "running", "succeeded")
     ]
-    failed = await farm.submit("boom")
+    failed = await cluster.submit("boom")
     ended = await Reading(engine.event_stream, EventFilter(job=failed, kinds=("job.failed",)), before).until(1)
     assert ended[0].job == failed
-    assert ended[0].facts.keys() == {"topic"}  # never what went wrong in words
+    assert ended[0].facts.keys() == {"topic"}  # never the error text
 
 
-async def test_a_cancelled_job_and_a_retry_are_told(farm):
-    await farm.show()
-    engine = farm.replica.engine
+async def test_cancelled_and_retried_jobs_publish_events(cluster):
+    await cluster.show()
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    job = await farm.submit("noop")
+    job = await cluster.submit("noop")
     await engine.canceller.terminate(job, JobState.CANCELLED, "cancelled")
     engine.event_publisher.emit_job_retried(job, "film", JobId(uuid7(1, bytes(10))))
     events = await Reading(engine.event_stream, EventFilter(job=job), before).until(2)
@@ -64,12 +64,12 @@ async def test_a_cancelled_job_and_a_retry_are_told(farm):
     assert events[1].facts == {"as": str(uuid7(1, bytes(10)))}
 
 
-async def test_workers_that_come_and_go_are_told(farm):
-    await farm.show()
-    engine = farm.replica.engine
+async def test_worker_arrival_and_departure_publish_events(cluster):
+    await cluster.show()
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    end = await farm.worker("w1")
+    end = await cluster.worker("w1")
     reading = Reading(engine.event_stream, EventFilter(kinds=("worker",)), before)
     [came] = await reading.until(1)
     assert (came.kind, came.show, came.facts["name"], came.facts["pool"]) == ("worker.came", None, "w1", "local")
@@ -78,32 +78,32 @@ async def test_workers_that_come_and_go_are_told(farm):
     assert reading.events[-1].kind in ("worker.draining", "worker.gone")
 
 
-async def test_a_frame_that_nobody_can_run_is_told_as_a_dead_letter(farm):
-    await farm.show()
-    engine = farm.replica.engine
+async def test_frame_without_a_pool_publishes_a_dead_letter_event(cluster):
+    await cluster.show()
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    job = await farm.submit("noop", labels={"preferred_pool": "mars"})
-    assert await farm.ended(job) == "FAILED"
-    [letter] = await Reading(engine.event_stream, EventFilter(kinds=("dlq",)), before).until(1)
-    assert (letter.kind, letter.show, letter.job) == ("dlq.added", "film", job)
-    assert letter.facts == {"what": "frame", "reason": "no_pool_mapping"}
+    job = await cluster.submit("noop", labels={"preferred_pool": "mars"})
+    assert await cluster.ended(job) == "FAILED"
+    [dead_letter] = await Reading(engine.event_stream, EventFilter(kinds=("dlq",)), before).until(1)
+    assert (dead_letter.kind, dead_letter.show, dead_letter.job) == ("dlq.added", "film", job)
+    assert dead_letter.facts == {"what": "frame", "reason": "no_pool_mapping"}
 
 
-async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_the_show(farm):
-    engine = farm.replica.engine
-    await farm.show("film")
-    await farm.show("other")
+async def test_audit_entries_are_published_to_readers_who_may_see_the_show(cluster):
+    engine = cluster.replica.engine
+    await cluster.show("film")
+    await cluster.show("other")
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
-    await farm.books.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
-    await farm.books.change(lambda admin: admin.create_pool("gpu", actor="ann"))
-    [film] = [show.id for show in await farm.books.admin.shows() if show.name == "film"]
-    wanted = ("subscription.change", "pool.create")
+    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
+    await cluster.books.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
+    await cluster.books.change(lambda admin: admin.create_pool("gpu", actor="ann"))
+    [film] = [show.id for show in await cluster.books.admin.shows() if show.name == "film"]
+    kinds = ("subscription.change", "pool.create")
     events = [
         event
-        for event in await Reading(engine.event_stream, EventFilter(kinds=wanted), before).until(3)
+        for event in await Reading(engine.event_stream, EventFilter(kinds=kinds), before).until(3)
         if event.facts["what"] != "pool:local"
     ]
     assert [(event.kind, event.show, event.facts["what"]) for event in events[-3:]] == [
@@ -112,58 +112,61 @@ async def test_what_people_change_is_told_from_the_audit_trail_to_those_who_see_
         ("pool.create", None, "pool:gpu"),
     ]
     assert all("ann" not in str(event) for event in events)
-    only = await Reading(engine.event_stream, EventFilter(shows=frozenset({film}), kinds=wanted), before).until(1)
+    only = await Reading(engine.event_stream, EventFilter(shows=frozenset({film}), kinds=kinds), before).until(1)
     assert [event.facts["what"] for event in only] == ["subscription:film/local"]
 
 
-async def test_changes_are_told_once_whoever_leads(farm):
-    await farm.show()
-    bus, audit = farm.replica.bus, farm.replica.engine._audit
-    before = await until(lambda: _told_all(farm, audit), what="the trail to be told")
-    await farm.books.change(lambda admin: admin.create_pool("new", actor="ann"))
-    await until(lambda: _told_all(farm, audit, after=before), what="the change to be told")
+async def test_audit_entries_are_published_once_across_leaders(cluster):
+    await cluster.show()
+    bus, audit = cluster.replica.bus, cluster.replica.engine._audit
+    before = await until(lambda: _last_published(cluster, audit), what="the audit log to be published")
+    await cluster.books.change(lambda admin: admin.create_pool("new", actor="ann"))
+    await until(lambda: _last_published(cluster, audit, after=before), what="the change to be published")
     state = await bus.stream_state("EVENTS")
-    # A leader that was paused between reading the trail and telling it.
+    # As a leader that was paused between reading the audit log and publishing it.
     assert await audit.publish_after(before) == before + 1
     assert await bus.stream_state("EVENTS") == state
 
 
-async def _told_all(farm, audit, after=0):
-    """Up to where, when that is all of it."""
-    head, stored = await farm.database.value(LAST_ENTRY), await farm.replica.bus.last_message("EVENTS", "event.audited")
+async def _last_published(cluster, audit, after=0):
+    """The last audit sequence number if all entries are published, otherwise 0."""
+    head, stored = (
+        await cluster.database.value(LAST_ENTRY),
+        await cluster.replica.bus.last_message("EVENTS", "event.audited"),
+    )
     return head if stored and head > after and await audit.last_published_seq() == head else 0
 
 
-async def test_the_moments_of_a_job_are_told_exactly_and_end_with_it(farm):
-    await farm.show()
-    await farm.worker()
-    histories = farm.replica.engine.histories
+async def test_history_watch_returns_every_entry_and_ends_with_the_job(cluster):
+    await cluster.show()
+    await cluster.worker()
+    histories = cluster.replica.engine.histories
     gate = hanging("slow")
-    job = await farm.submit("hang", "slow")
+    job = await cluster.submit("hang", "slow")
     async with histories.watch(job) as watch:
-        told, began = [], time.monotonic()
+        entries, began = [], time.monotonic()
         while not watch.ended:
-            told += await watch.next_entries(5)
-            if any(moment.state is JobState.RUNNING for _, moment in told):
+            entries += await watch.next_entries(5)
+            if any(entry.state is JobState.RUNNING for _, entry in entries):
                 gate.set()
         assert time.monotonic() - began < 5
-    kept = (await farm.jobs.get(job)).history
-    assert told == list(enumerate(kept, 1))
-    for after in range(len(kept) + 1):
+    history = (await cluster.jobs.get(job)).history
+    assert entries == list(enumerate(history, 1))
+    for after in range(len(history) + 1):
         async with histories.watch(job, after) as watch:
-            assert await watch.next_entries(5) == told[after:]
+            assert await watch.next_entries(5) == entries[after:]
             assert watch.ended
     assert not histories._watches
 
 
-async def test_moments_are_told_without_any_event(farm, monkeypatch):
-    await farm.show()
-    await farm.worker()
-    histories = farm.replica.engine.histories
-    monkeypatch.setattr(histories._has_changes, "set", lambda: None)  # no event wakes it
+async def test_history_watch_works_without_events(cluster, monkeypatch):
+    await cluster.show()
+    await cluster.worker()
+    histories = cluster.replica.engine.histories
+    monkeypatch.setattr(histories._has_changes, "set", lambda: None)  # no event wakes the watch
     gate = hanging("slow")
-    job = await farm.submit("hang", "slow")
-    await farm.running("slow")
+    job = await cluster.submit("hang", "slow")
+    await cluster.running("slow")
     async with histories.watch(job) as watch:
         gate.set()
         async with asyncio.timeout(10):
@@ -171,25 +174,25 @@ async def test_moments_are_told_without_any_event(farm, monkeypatch):
                 await watch.next_entries(5)
 
 
-async def test_a_job_that_nobody_knows_cannot_be_watched(farm):
+async def test_history_watch_of_an_unknown_job_is_refused(cluster):
     with pytest.raises(NotFound):
-        async with farm.replica.engine.histories.watch(JobId(uuid7(1, bytes(10)))):
+        async with cluster.replica.engine.histories.watch(JobId(uuid7(1, bytes(10)))):
             pass
-    assert not farm.replica.engine.histories._watches
+    assert not cluster.replica.engine.histories._watches
 
 
-class Later(SystemClock):
-    """A minute from now."""
+class ClockAhead(SystemClock):
+    """A minute ahead."""
 
     def now_ms(self):
         return super().now_ms() + 60_000
 
 
-async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that_said_so_is_not(farm):
-    engine = farm.replica.engine
+async def test_lost_server_publishes_a_reset_and_a_stopped_one_does_not(cluster):
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    servers = ServerPresence(farm.replica.bus, engine.members, Later())
+    servers = ServerPresence(cluster.replica.bus, engine.members, ClockAhead())
     assert await servers.report_lost_servers() == []
     clean, dead = (
         ServerPresence(servers.bus, ClusterMembership(servers.bus, "clean/1")),
@@ -197,7 +200,7 @@ async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that
     )
     for one in (clean, dead):
         await one._publish([one._event_group("server.came", one.members.name)])
-    await dead._publish([])  # as it does from time to time
+    await dead._publish([])  # its periodic message
     await clean._publish([clean._event_group("server.gone", "clean/1")])
     members = engine.members
     await until(lambda: members.hears_itself_since is not None)
@@ -213,21 +216,21 @@ async def test_a_server_that_went_without_a_word_is_told_with_a_gap_and_one_that
         ("reset", ""),
     ]
     assert events[-1].facts == {"because": "server_lost"}
-    state = await farm.replica.bus.stream_state("EVENTS")
+    state = await cluster.replica.bus.stream_state("EVENTS")
     assert await servers.report_lost_servers() == []
-    assert await farm.replica.bus.stream_state("EVENTS") == state
+    assert await cluster.replica.bus.stream_state("EVENTS") == state
 
 
-async def test_a_server_says_when_it_comes_and_after_its_last_event_that_it_goes(farm):
-    engine = farm.replica.engine
+async def test_server_publishes_its_start_and_after_its_last_event_its_stop(cluster):
+    engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    other = await farm.server()
+    other = await cluster.server()
     name = other.engine.members.name
     reading = Reading(engine.event_stream, EventFilter(), before)
     other.engine.event_publisher.emit("worker.came", name="last")
     other.supervisor.request_stop()
     for service in reversed(other.supervisor.services):
         await service.stop(5)
-    told = [(event.kind, event.facts.get("name")) for event in await reading.until(3)]
-    assert told[-3:] == [("server.came", name), ("worker.came", "last"), ("server.gone", name)]
+    events = [(event.kind, event.facts.get("name")) for event in await reading.until(3)]
+    assert events[-3:] == [("server.came", name), ("worker.came", "last"), ("server.gone", name)]

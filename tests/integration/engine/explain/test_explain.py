@@ -1,4 +1,4 @@
-"""Why a job is not running: every kind of answer, with its numbers, who has it, and what to type."""
+"""Explain: every reason why a job does not run, with amounts, holders and the command that helps."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +22,7 @@ from tests.support.queue import sql
 
 TOKENS = sql("SELECT token, pk_host FROM rota.proc WHERE pk_job = $1::uuid ORDER BY token")
 NO_LEASE = sql("DELETE FROM rota.lease")
-BEGUN = sql("""
+STARTED = sql("""
 UPDATE rota.job SET history = history || jsonb_build_array(jsonb_build_array(
   'DISPATCHED', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 40000, NULL)) WHERE pk_job = $1::uuid""")
 FAILED_ONCE = sql("UPDATE rota.job SET dispatch_failures = 2, reason = 'publish_failed' WHERE pk_job = $1::uuid")
@@ -36,17 +36,17 @@ async def rig(database, redis):
     return rig
 
 
-def codes(told):
-    return [reason.code for reason in told.reasons]
+def codes(explanation):
+    return [reason.code for reason in explanation.reasons]
 
 
-async def test_a_limit_is_named_with_its_numbers_and_who_uses_it(rig):
+async def test_explain_quota_limit_gives_amounts_and_holders(rig):
     rig.beat("w", capabilities=("task.noop",))
     first = await rig.submit("film", frames=3, name="beauty")
     await rig.turn()
     job = await rig.submit("film", cores=2, frames=5)
-    told = await rig.explainer.explain(job)
-    [reason] = told.reasons
+    explanation = await rig.explainer.explain(job)
+    [reason] = explanation.reasons
     assert (reason.tier, reason.code, reason.layer) == ("quota", "quota_subscription", "noop")
     assert (reason.refuser.kind, reason.refuser.name) == ("subscription", "film in farm")
     assert msgspec.structs.astuple(reason.amounts) == ("cores", 3, 2, 4)
@@ -54,11 +54,11 @@ async def test_a_limit_is_named_with_its_numbers_and_who_uses_it(rig):
     assert (holder.kind, holder.id, holder.name, holder.frames, holder.cores) == ("job", first, "beauty", 3, 3)
     assert "`rota sub set film farm --burst 5` raises the limit" in reason.remedy
     assert reason.next_try
-    assert told.sentence == reason.sentence
-    assert (told.known_by, told.not_known) == ("server", "")
+    assert explanation.sentence == reason.sentence
+    assert (explanation.known_by, explanation.not_known) == ("server", "")
 
 
-async def test_a_share_that_is_used_up_is_told_of_with_the_workers_of_the_next_pool(rig):
+async def test_explain_used_up_subscription_lists_the_workers_of_the_next_pool(rig):
     await rig.pool("spare")
     await rig._change("create_subscription", "film", "spare", size=50, burst=50)
     rig.route({"*": ("farm", "spare")})
@@ -67,18 +67,21 @@ async def test_a_share_that_is_used_up_is_told_of_with_the_workers_of_the_next_p
     job = await rig.submit("film", frames=9)
     assert (await rig.explainer.explain(job)).layers[0].starts == 5
     await rig.settle()
-    told = await rig.explainer.explain(job)
-    assert (codes(told), told.layers[0].refused_by) == (["quota_subscription", "pool_overloaded"], "pool_overloaded")
-    assert [each.name for each in told.reasons[1].passed] == ["far"]
+    explanation = await rig.explainer.explain(job)
+    assert (codes(explanation), explanation.layers[0].refused_by) == (
+        ["quota_subscription", "pool_overloaded"],
+        "pool_overloaded",
+    )
+    assert [each.name for each in explanation.reasons[1].passed] == ["far"]
 
 
-async def test_a_job_that_waits_for_others_names_them_and_how_they_are(rig):
+async def test_explain_dependent_job_lists_the_jobs_it_waits_for(rig):
     sim = await rig.submit("film", name="water")
     await rig.show("other", {"farm": 50})
     foreign = await rig.submit("other", name="secret")
     job = await rig.submit("film", job={"after": (sim, foreign), "after_failed": "fail"})
-    told = await rig.explainer.explain(job)
-    [reason] = [each for each in told.reasons if each.tier == "blocked"]
+    explanation = await rig.explainer.explain(job)
+    [reason] = [each for each in explanation.reasons if each.tier == "blocked"]
     assert reason.code == "waiting_on_job"
     assert [(each.id, each.name, each.state, each.if_failed) for each in reason.waits_for] == [
         (sim, "water", "SCHEDULED", "fail"),
@@ -86,16 +89,16 @@ async def test_a_job_that_waits_for_others_names_them_and_how_they_are(rig):
     ]
     assert reason.sentence == f"It waits for 2 jobs to end: water (SCHEDULED), {foreign} (SCHEDULED)."
     assert f"`rota explain {sim}`" in reason.remedy
-    assert told.layers[0].starts == 0
+    assert explanation.layers[0].starts == 0
 
 
-async def test_full_workers_are_told_one_by_one_and_which_show_is_there(rig):
+async def test_explain_full_workers_gives_a_reason_per_worker_and_the_holding_show(rig):
     rig.beat("small", slots=1, capabilities=("task.noop",))
     rig.beat("old", capabilities=())
     running = await rig.submit("film")
     await rig.turn()
-    told = await rig.explainer.explain(await rig.submit("film"))
-    [reason] = told.reasons
+    explanation = await rig.explainer.explain(await rig.submit("film"))
+    [reason] = explanation.reasons
     assert (reason.tier, reason.code, reason.considered) == ("capacity", "pool_overloaded", 2)
     assert {each.name: each.why for each in reason.passed} == {
         "small": "its 1 slots are in use",
@@ -106,19 +109,19 @@ async def test_full_workers_are_told_one_by_one_and_which_show_is_there(rig):
     assert (run.layer, run.frames) == ("noop", 1)
 
 
-async def test_a_task_that_nobody_knows_comes_before_everything_else(rig):
+async def test_explain_unknown_task_comes_before_other_reasons(rig):
     rig.beat("w", capabilities=("task.other",))
     await rig._change("change_subscription", "film", "farm", burst=0)
-    told = await rig.explainer.explain(await rig.submit("film"))
-    assert codes(told) == ["unknown_task", "quota_subscription"]
-    assert told.layers[0].refused_by == "no_workers"
+    explanation = await rig.explainer.explain(await rig.submit("film"))
+    assert codes(explanation) == ["unknown_task", "quota_subscription"]
+    assert explanation.layers[0].refused_by == "no_workers"
     rig.route({"other": ("farm",)})
-    told = await rig.explainer.explain(await rig.submit("film"))
-    assert codes(told) == ["no_pool_mapping"]
-    assert "`rota pool map default POOL`" in told.reasons[0].remedy
+    explanation = await rig.explainer.explain(await rig.submit("film"))
+    assert codes(explanation) == ["no_pool_mapping"]
+    assert "`rota pool map default POOL`" in explanation.reasons[0].remedy
 
 
-async def test_frames_that_go_first_are_counted(rig):
+async def test_explain_counts_the_frames_ahead(rig):
     rig.beat("w", slots=2, capabilities=("task.noop",))
     for _ in range(5):
         await rig.submit("film")
@@ -126,14 +129,14 @@ async def test_frames_that_go_first_are_counted(rig):
     last = await rig.submit("film")
     for _ in range(2):
         await rig.turn()
-    told = await rig.explainer.explain(last)
-    assert codes(told) == ["pool_overloaded", "behind"]
-    assert told.layers[0].position.ahead == 3
+    explanation = await rig.explainer.explain(last)
+    assert codes(explanation) == ["pool_overloaded", "behind"]
+    assert explanation.layers[0].position.ahead == 3
     before = (await rig.explainer.explain(low)).layers[0].position
     assert (before.ahead, before.queues_before, before.frames_before) == (0, 1, 4)
 
 
-async def test_shows_that_use_less_of_their_size_go_first(rig):
+async def test_explain_fair_share_puts_shows_with_lower_usage_first(rig):
     rig.beat("w", slots=1, capabilities=("task.noop",))
     await rig.show("other", {"farm": 50})
     await rig.submit("film")
@@ -142,93 +145,99 @@ async def test_shows_that_use_less_of_their_size_go_first(rig):
     waiting = await rig.submit("other", frames=3)
     for _ in range(2):
         await rig.turn()
-    told = await rig.explainer.explain(job)
-    assert codes(told) == ["pool_overloaded", "fair_share"]
-    assert told.reasons[1].sentence.startswith("3 frames of other queues come first")
+    explanation = await rig.explainer.explain(job)
+    assert codes(explanation) == ["pool_overloaded", "fair_share"]
+    assert explanation.reasons[1].sentence.startswith("3 frames of other queues come first")
     assert codes(await rig.explainer.explain(waiting)) == ["pool_overloaded"]
 
 
-async def test_what_ended_lately_tells_when_it_starts_and_otherwise_it_is_unknown(rig):
+async def test_explain_start_estimate_uses_recent_ends_and_is_otherwise_unknown(rig):
     rig.beat("w", slots=2, capabilities=("task.noop",))
     job = await rig.submit("film", frames=8)
     await rig.turn()
-    told = (await rig.explainer.explain(job)).layers[0].start
-    assert (told.in_s, told.basis) == (None, "too little work of the show ended within the last hour")
+    estimate = (await rig.explainer.explain(job)).layers[0].start
+    assert (estimate.in_s, estimate.basis) == (None, "too little work of the show ended within the last hour")
     for _ in range(2):
         await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.SUCCEEDED])
         await rig.turn()
-    await rig.database.run(BEGUN, job)
-    told = (await rig.explainer.explain(job)).layers[0].start
-    assert told.in_s == pytest.approx(10, abs=1)
-    assert told.basis.startswith("4 frames of it ended within the last 4")
+    await rig.database.run(STARTED, job)
+    estimate = (await rig.explainer.explain(job)).layers[0].start
+    assert estimate.in_s == pytest.approx(10, abs=1)
+    assert estimate.basis.startswith("4 frames of it ended within the last 4")
 
 
 async def end(rig, job, statuses, **more):
     rows = await rig.database.rows(TOKENS, job)
     for row, status in zip(rows, statuses, strict=True):
-        said = more if status is AttemptStatus.FAILED else {}
+        fields = more if status is AttemptStatus.FAILED else {}
         ended = await rig.dispatcher.finisher.finish_attempts(
-            row["pk_host"], [AttemptResult(row["token"], status, **said)]
+            row["pk_host"], [AttemptResult(row["token"], status, **fields)]
         )
         rig.registry.release_allocations(row["pk_host"], ended.freed)
         for show, deleted in ended.released.items():
             rig.dispatcher.frames_released(show, deleted.by_job())
 
 
-async def test_how_a_job_ended_and_which_frame_failed_first(rig):
+async def test_explain_ended_job_names_its_first_failed_frame(rig):
     rig.beat("w", capabilities=("task.noop",))
     job = await rig.submit("film", frames="10-14x2")
     await rig.turn()
     failed = {"code": "ValueError", "error": "no luck"}
     await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.FAILED], **failed)
-    told = await rig.explainer.explain(job)
-    first = told.first_failure
-    assert (told.state, first.layer, first.frame, first.attempt, first.code) == ("FAILED", "noop", 12, 1, "ValueError")
-    assert told.sentence.startswith("It has ended as FAILED")
-    assert "Frame 12 of noop failed first (ValueError: no luck)." in told.sentence
+    explanation = await rig.explainer.explain(job)
+    first = explanation.first_failure
+    assert (explanation.state, first.layer, first.frame, first.attempt, first.code) == (
+        "FAILED",
+        "noop",
+        12,
+        1,
+        "ValueError",
+    )
+    assert explanation.sentence.startswith("It has ended as FAILED")
+    assert "Frame 12 of noop failed first (ValueError: no luck)." in explanation.sentence
 
 
-async def test_a_job_that_waits_for_its_time_says_when(rig):
+async def test_explain_deferred_job_gives_its_start_time(rig):
     rig.beat("w", capabilities=("task.noop",))
     at = datetime.now(UTC) + timedelta(hours=1)
-    told = await rig.explainer.explain(await rig.submit("film", job={"run_at": at}))
-    [reason] = told.reasons
+    explanation = await rig.explainer.explain(await rig.submit("film", job={"run_at": at}))
+    [reason] = explanation.reasons
     assert (reason.tier, reason.code, reason.next_at) == ("blocked", "deferred", at)
-    assert told.layers[0].start.in_s == pytest.approx(3600, abs=60)
+    assert explanation.layers[0].start.in_s == pytest.approx(3600, abs=60)
 
 
-async def test_a_job_that_no_gate_has_decided_about_or_that_needs_an_approval(rig):
+async def test_explain_job_without_a_gate_decision_is_policy_pending(rig):
     [submitted] = await Submitter(rig.database, gate=DeferAll()).submit([task()])
-    told = await rig.explainer.explain(submitted.job)
-    assert codes(told)[0] == "policy_pending"
-    assert told.layers[0].start.in_s is None
+    explanation = await rig.explainer.explain(submitted.job)
+    assert codes(explanation)[0] == "policy_pending"
+    assert explanation.layers[0].start.in_s is None
 
 
-async def test_a_job_that_is_being_ended_says_as_what(rig):
+async def test_explain_job_being_cancelled_gives_its_final_state(rig):
     job = await rig.submit("film")
     await rig.database.row(END_AS, job, "CANCELLED", "cancelled")
-    told = await rig.explainer.explain(job)
-    assert codes(told) == ["ending"]
-    assert "being ended as CANCELLED (cancelled)" in told.sentence
+    explanation = await rig.explainer.explain(job)
+    assert codes(explanation) == ["ending"]
+    assert "being ended as CANCELLED (cancelled)" in explanation.sentence
 
 
-async def test_a_show_that_runs_all_the_jobs_it_may_names_them(rig):
+async def test_explain_job_over_the_show_limit_names_the_running_jobs(rig):
     rig.beat("w", capabilities=("task.noop",))
     await rig._change("change_show", "film", max_jobs=1)
     first = await rig.submit("film", name="beauty")
     await rig.turn()
     second = await rig.submit("film")
-    for _ in range(2):  # as it stands in its lane, and once it was put aside
-        told = await rig.explainer.explain(second)
-        [reason] = told.reasons
+    for _ in range(2):  # while it is in its lane, and once it is parked
+        explanation = await rig.explainer.explain(second)
+        [reason] = explanation.reasons
         assert (reason.code, reason.amounts.have, reason.amounts.limit) == ("tenant_limit", 1, 1)
         assert [(holder.id, holder.name) for holder in reason.holders] == [(first, "beauty")]
         assert "`rota show set film --max-jobs 2`" in reason.remedy
         await rig.turn()
-    assert told.layers[0].refused_by == "tenant_limit"
+    assert explanation.layers[0].refused_by == "tenant_limit"
 
 
-async def test_servers_that_are_away_are_told_last(rig, redis):
+async def test_explain_lists_unavailable_servers_last(rig, redis):
     rig.beat("w", capabilities=("task.noop",))
     job = await rig.submit("film")
     assert codes(await rig.explainer.explain(job)) == []
@@ -238,13 +247,13 @@ async def test_servers_that_are_away_are_told_last(rig, redis):
     assert codes(await rig.explainer.explain(job)) == ["bus_unavailable", "books_unavailable"]
     await rig.database.run(FAILED_ONCE, job)
     await rig.database.run(NO_LEASE)
-    told = await rig.explainer.explain(job)
-    assert codes(told) == ["dispatch_failed", "no_server", "books_unavailable"]
-    assert "failed 2 times (publish_failed)" in told.reasons[0].sentence
-    assert told.layers[0].starts == 0
+    explanation = await rig.explainer.explain(job)
+    assert codes(explanation) == ["dispatch_failed", "no_server", "books_unavailable"]
+    assert "failed 2 times (publish_failed)" in explanation.reasons[0].sentence
+    assert explanation.layers[0].starts == 0
 
 
-async def test_one_layer_is_explained_alone_and_an_unknown_one_is_refused(rig):
+async def test_explain_of_one_layer_omits_others_and_an_unknown_layer_is_refused(rig):
     rig.beat("w", cores=200, capabilities=("task.noop",))
     layers = (LayerSpec(name="small", task="noop"), LayerSpec(name="large", task="noop", cores=64))
     [job] = [each.job for each in await rig.submitter.submit([Submission(show="film", layers=layers)])]
@@ -256,16 +265,16 @@ async def test_one_layer_is_explained_alone_and_an_unknown_one_is_refused(rig):
         await rig.explainer.explain(job, layer="huge")
 
 
-async def test_from_postgres_alone_the_answer_is_the_same_and_says_what_it_cannot_see(rig):
+async def test_explain_from_postgres_alone_says_what_it_cannot_see(rig):
     await rig.submit("film")
     job = await rig.submit("film", cores=8)
-    told = await Explainer(rig.database).explain(job)
-    assert told.known_by == "postgres"
-    assert "load of machines" in told.not_known
-    assert codes(told)[0] == "no_pool_mapping"  # routes of the rig are not in PostgreSQL
+    explanation = await Explainer(rig.database).explain(job)
+    assert explanation.known_by == "postgres"
+    assert "load of machines" in explanation.not_known
+    assert codes(explanation)[0] == "no_pool_mapping"  # the routes of the rig are not in PostgreSQL
 
 
-async def test_what_waits_is_counted_by_why(rig):
+async def test_waiting_gauges_count_by_reason(rig):
     await rig.submit("film", frames=7)
     await Submitter(rig.database, gate=DeferAll()).submit([task()])
     await rig.turn()
@@ -281,7 +290,7 @@ def value(gauge, reason):
     return gauge.labels(reason)._value.get()
 
 
-async def test_a_worker_that_becomes_free_while_an_explanation_is_made_changes_nothing_of_it(rig):
+async def test_explain_is_not_affected_by_a_worker_freed_while_it_runs(rig):
     rig.beat("w", slots=4, capabilities=("task.noop",))
     await rig.submit("film", frames=4)
     await rig.turn()
@@ -293,5 +302,5 @@ async def test_a_worker_that_becomes_free_while_an_explanation_is_made_changes_n
         return await read(*asked)
 
     rig.explainer._queries.limit_holders = free_meanwhile
-    told = await rig.explainer.explain(job)
-    assert codes(told) == ["quota_subscription", "pool_overloaded"]
+    explanation = await rig.explainer.explain(job)
+    assert codes(explanation) == ["quota_subscription", "pool_overloaded"]

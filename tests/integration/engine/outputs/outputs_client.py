@@ -1,10 +1,10 @@
-"""A process that looks into outputs, or lets one out; started with a fault armed it dies on the way.
+"""A process that scans outputs, or releases or redacts one; with a failpoint armed it crashes on the way.
 
     python -m tests.integration.engine.outputs.outputs_client COMMAND
 
 COMMAND is scan quarantine | scan redact | release TOKEN | redact TOKEN
 
-URL says where.
+URL is the database.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
 from rota.queue import Queue
 
 
-async def scan(database, says):
-    rule = OutputRule(id="r", decision=OutputEffect(says.upper()), match=OutputMatch(scanners=("secret",)))
+async def scan(database, effect):
+    rule = OutputRule(id="r", decision=OutputEffect(effect.upper()), match=OutputMatch(scanners=("secret",)))
     policy = CompiledOutputPolicy(OutputRules(rules=(rule,)))
-    parts = SyncOutputChecker(lambda: policy, "client")
+    checker = SyncOutputChecker(lambda: policy, "client")
     finisher = Finisher(database, Queue(database), AccountingService(database, None))
-    scanner = OutputScanner(database, BlobStore(database), finisher, parts)
+    scanner = OutputScanner(database, BlobStore(database), finisher, checker)
     while await scanner.scan_due():
         pass
 

@@ -1,4 +1,4 @@
-"""docs/howto/outputs.md: its policy is one, its commands print what it says, and it names all there is to match."""
+"""docs/howto/outputs.md: its policy compiles, its commands print what it shows, and it lists every match field."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def policy():
     return OutputRules(section=sections["output_policy"], rules=sections["output_rules"])
 
 
-def test_its_policy_can_be_used_and_topics_have_their_modes():
+def test_page_policy_compiles_and_sets_topic_modes():
     ready = CompiledOutputPolicy(policy())
     assert [ready.mode(topic) for topic in ("job.pay.x", "job.legal", "job.x")] == [
         OutputScanMode.HOLD,
@@ -38,7 +38,7 @@ def test_its_policy_can_be_used_and_topics_have_their_modes():
     assert ready.check_metadata(OutputMeta(show="film", topic="x", bytes=11 * 2**20)).word.rule == "large"
 
 
-def test_it_names_all_that_a_match_may_name():
+def test_page_lists_every_match_field_scanner_and_detector():
     named = set(re.findall(r"`(\w+)`", PAGE.partition("| a match may name")[2].partition("## ")[0]))
     assert {*OutputMatch.__struct_fields__, *get_args(ScannerName), *get_args(Detector)} <= named
 
@@ -47,30 +47,30 @@ TOKEN = sql("SELECT token FROM rota.output")
 
 
 @pytest.fixture
-async def farm(database_url, redis_url, nats_url, bus_prefix):
-    async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as farm:
-        await farm.show()
-        await farm.worker()
-        yield farm
+async def cluster(database_url, redis_url, nats_url, bus_prefix):
+    async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as cluster:
+        await cluster.show()
+        await cluster.worker()
+        yield cluster
 
 
-def alike(text):
-    """Without what differs from one machine and hour to the next: ids, moments, names of servers, and widths."""
+def normalized(text):
+    """The lines without what varies between runs: ids, times, server names and column widths."""
     text = ID.sub("ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?Z?", "WHEN", text)
     text = re.sub(r"^((?:sync|async|person) +\S+ +\S+ +)\S+", r"\1server", text, flags=re.MULTILINE)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 
 
-async def test_its_commands_print_what_it_says(farm, monkeypatch, capsys, database_url):
+async def test_page_commands_print_the_documented_output(cluster, monkeypatch, capsys, database_url):
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
-    typed = Terminal(monkeypatch, capsys)
-    job = await farm.submit("echo", {"note": f"see {SECRET}"})
-    await farm.state(job, "OUTPUT_QUARANTINED")
-    page = block("console").replace("4096", str(await farm.database.value(TOKEN)))
+    terminal = Terminal(monkeypatch, capsys)
+    job = await cluster.submit("echo", {"note": f"see {SECRET}"})
+    await cluster.state(job, "OUTPUT_QUARANTINED")
+    page = block("console").replace("4096", str(await cluster.database.value(TOKEN)))
     for part in f"\n{page}".split("\n$ rota ")[1:]:
         line, _, expected = part.partition("\n")
-        said = await typed(shlex.split(line))
-        assert (said.status, said.err) == (0, ""), said
-        assert alike(said.out) == alike(expected), line
-    await farm.state(job, "SUCCEEDED")
+        result = await terminal(shlex.split(line))
+        assert (result.status, result.err) == (0, ""), result
+        assert normalized(result.out) == normalized(expected), line
+    await cluster.state(job, "SUCCEEDED")

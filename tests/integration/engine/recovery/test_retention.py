@@ -1,4 +1,4 @@
-"""What has ended, by days: made ahead, filled, dropped whole; nothing that is needed goes, and nobody waits for it."""
+"""Retention by day partitions: created ahead, dropped whole, nothing still needed is lost, no session is blocked."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -51,25 +51,25 @@ DONE = sql("SELECT pk_job, tableoid::regclass::text AS part FROM rota.job_done O
 WAITS = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() WHERE name = $1")
 
-NAMES = ("live", "overnight", "over", "result", "artifact", "nobody's")
+NAMES = ("live", "overnight", "over", "result", "artifact", "unreferenced")
 TODAY = datetime(2031, 5, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
 @pytest.fixture
-async def upkeep(database):
+async def retention(database):
     return RetentionMaintenance(database, Leases(database))
 
 
 @pytest.fixture
-async def lease(upkeep):
-    [lease] = (await upkeep.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
+async def lease(retention):
+    [lease] = (await retention.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
     return lease
 
 
 @pytest.fixture
 async def other(database_url):
-    """Somebody else's session."""
+    """Another database session."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
@@ -92,22 +92,22 @@ async def parts_of_ends(database):
     return {row["frame"]: row["part"] for row in await database.rows(ENDS)}
 
 
-async def test_days_are_made_ahead_and_once(upkeep, lease, database):
-    assert await upkeep.make_days(lease, now=TODAY) == len(TABLES) * (DAYS_AHEAD + 1)
+async def test_partitions_are_created_ahead_and_once(retention, lease, database):
+    assert await retention.make_days(lease, now=TODAY) == len(TABLES) * (DAYS_AHEAD + 1)
     for table in TABLES:
         days = await database.rows(DAYS, table)
         assert [row["day"] for row in days] == [(TODAY + n * DAY).date() for n in range(DAYS_AHEAD + 1)]
         assert all(one["until"] == two["since"] for one, two in pairwise(days))
-    assert await upkeep.make_days(lease, now=TODAY) == 0
-    assert await upkeep.make_days(lease, now=TODAY + DAY) == len(TABLES)
+    assert await retention.make_days(lease, now=TODAY) == 0
+    assert await retention.make_days(lease, now=TODAY + DAY) == len(TABLES)
 
 
-async def test_rows_go_to_their_day_whatever_the_time_zone_of_the_session(upkeep, lease, database, other):
+async def test_rows_go_to_their_day_partition_in_any_session_time_zone(retention, lease, database, other):
     await other.execute("SET timezone = 'Pacific/Auckland'")
     await other.execute("SELECT rota.day_make('frame_end', '2031-05-20', 10)")
     midnight = datetime(2031, 5, 20, tzinfo=UTC)
-    for frame, moment in enumerate((midnight, midnight + DAY - timedelta(microseconds=1), midnight + DAY)):
-        await database.run(ADD_END, uuid4(), frame, moment)
+    for frame, at in enumerate((midnight, midnight + DAY - timedelta(microseconds=1), midnight + DAY)):
+        await database.run(ADD_END, uuid4(), frame, at)
     assert await parts_of_ends(database) == {
         0: "frame_end_20310520",
         1: "frame_end_20310520",
@@ -115,12 +115,12 @@ async def test_rows_go_to_their_day_whatever_the_time_zone_of_the_session(upkeep
     }
 
 
-async def test_what_the_default_took_moves_to_its_day_in_bounded_parts_and_stays_one(upkeep, lease, database):
+async def test_rows_in_the_default_partition_move_to_their_day_in_bounded_batches(retention, lease, database):
     for frame in range(10):
-        # Three of an instant, more than a batch.
+        # Three rows of one instant, more than a batch.
         await database.run(ADD_END, uuid4(), frame, TODAY + timedelta(minutes=max(frame, 3)))
     await database.run(ADD_END, uuid4(), 99, TODAY - 40 * DAY)
-    await upkeep.make_days(lease, now=TODAY, batch=2)
+    await retention.make_days(lease, now=TODAY, batch=2)
     parts = await parts_of_ends(database)
     assert sorted(parts) == [*range(10), 99]
     assert parts[99] == "frame_end_20310410"
@@ -132,109 +132,109 @@ async def test_what_the_default_took_moves_to_its_day_in_bounded_parts_and_stays
         datetime(2031, 5, 21, tzinfo=UTC),
     )
     assert all(one["until"] == two["since"] for one, two in pairwise(of_today))
-    assert await upkeep.make_days(lease, now=TODAY) == 0
+    assert await retention.make_days(lease, now=TODAY) == 0
 
 
-async def test_who_reads_while_rows_move_sees_each_of_them(database, other):
+async def test_reader_during_a_partition_move_sees_every_row(database, other):
     for frame in range(5):
         await database.run(ADD_END, uuid4(), frame, TODAY + timedelta(seconds=frame))
     async with database.transaction() as tx:
         assert await tx.value(sql("SELECT rota.day_make('frame_end', '2031-05-20', 100)")) == "made"
         reading = asyncio.create_task(other.fetchval("SELECT count(*) FROM rota.frame_end"))
-        await until(lambda: database.value(WAITS), what="a reader that waits")
+        await until(lambda: database.value(WAITS), what="the reader to wait")
     assert await reading == 5
 
 
-async def test_who_writes_while_the_day_of_today_is_made_writes_to_it(database, other):
-    """Whoever had chosen the default before that would find that it does not take their row any more."""
+async def test_writer_during_partition_creation_writes_to_the_new_partition(database, other):
+    """A writer that had chosen the default partition earlier would fail: that partition no longer accepts its row."""
     now = datetime.now(UTC)
     async with database.transaction() as tx:
         assert await tx.value(sql("SELECT rota.day_make('frame_end', $1::date, 100)"), now.date()) == "made"
         writing = asyncio.create_task(other.execute(ADD_END.text, uuid4(), 1, now))
-        await until(lambda: database.value(WAITS), what="a writer that waits")
+        await until(lambda: database.value(WAITS), what="the writer to wait")
     await writing
     assert await parts_of_ends(database) == {1: f"frame_end_{now:%Y%m%d}"}
 
 
-async def test_who_holds_a_lock_keeps_a_day_from_being_made_and_is_not_kept_waiting(upkeep, lease, database, other):
-    await upkeep.make_days(lease, now=TODAY)
+async def test_partition_creation_behind_a_lock_fails_fast_without_blocking_others(retention, lease, database, other):
+    await retention.make_days(lease, now=TODAY)
     await other.execute("BEGIN; SELECT count(*) FROM rota.job_done")
     with pytest.raises(asyncpg.LockNotAvailableError):
-        async with asyncio.timeout(2.0):  # long before the server's own patience is over
-            await upkeep.make_days(lease, now=TODAY + DAY)
+        async with asyncio.timeout(2.0):  # well below the lock timeout of the server
+            await retention.make_days(lease, now=TODAY + DAY)
     await a_done_layer(database, TODAY, TODAY)
     assert len(await database.rows(DAYS, "job_done")) == DAYS_AHEAD + 1
     await other.execute("COMMIT")
-    assert await upkeep.make_days(lease, now=TODAY + DAY) == len(TABLES)
+    assert await retention.make_days(lease, now=TODAY + DAY) == len(TABLES)
 
 
-async def test_a_step_that_found_somebody_in_its_way_is_taken_again_soon(upkeep, lease, database, other):
+async def test_step_blocked_by_a_lock_is_retried_soon(retention, lease, database, other):
     await other.execute("BEGIN; SELECT count(*) FROM rota.job_done")
-    assert not await upkeep._run_steps(lease)
+    assert not await retention._run_steps(lease)
     await other.execute("COMMIT")
-    assert await upkeep._run_steps(lease)
+    assert await retention._run_steps(lease)
     assert len(await database.rows(DAYS, "job_done")) == DAYS_AHEAD + 1
 
 
-async def test_a_day_past_its_retention_is_dropped_whole_and_younger_ones_stay(upkeep, lease, database):
+async def test_partition_past_retention_is_dropped_and_younger_ones_stay(retention, lease, database):
     for n in range(3):
         await a_done_layer(database, TODAY + n * DAY, TODAY + n * DAY)
-    await upkeep.make_days(lease, now=TODAY)
+    await retention.make_days(lease, now=TODAY)
     before = datetime(2031, 5, 22, tzinfo=UTC)
-    assert await upkeep.drop_days(lease, before=before - timedelta(seconds=1)) == len(TABLES)
+    assert await retention.drop_days(lease, before=before - timedelta(seconds=1)) == len(TABLES)
     assert [row["part"] for row in await database.rows(DONE)] == ["job_done_20310521", "job_done_20310522"]
-    assert await upkeep.drop_days(lease, before=before) == len(TABLES)
+    assert await retention.drop_days(lease, before=before) == len(TABLES)
     assert [row["part"] for row in await database.rows(DONE)] == ["job_done_20310522"]
 
 
-async def test_every_part_of_a_day_is_dropped(upkeep, lease, database):
+async def test_every_partition_of_a_day_is_dropped(retention, lease, database):
     for frame in range(6):
         await database.run(ADD_END, uuid4(), frame, TODAY + timedelta(minutes=frame))
-    await upkeep.make_days(lease, now=TODAY, batch=2)
-    await upkeep.drop_days(lease, before=TODAY + DAY)
+    await retention.make_days(lease, now=TODAY, batch=2)
+    await retention.drop_days(lease, before=TODAY + DAY)
     assert await parts_of_ends(database) == {}
 
 
-async def test_ends_of_live_jobs_are_carried_on_before_their_day_goes(upkeep, lease, database):
+async def test_frame_ends_of_live_jobs_are_carried_over_before_their_partition_is_dropped(retention, lease, database):
     live = [await a_live_layer(database) for _ in range(5)]
     for frame, layer in enumerate(live):
         await database.run(ADD_END, layer, frame, TODAY)
     await database.run(ADD_END, uuid4(), 77, TODAY)
-    await upkeep.make_days(lease, now=TODAY)
-    await upkeep.drop_days(lease, before=TODAY + DAY, batch=2)
+    await retention.make_days(lease, now=TODAY)
+    await retention.drop_days(lease, before=TODAY + DAY, batch=2)
     rows = await database.rows(ENDS)
     assert {row["pk_layer"] for row in rows} == set(live)
     assert {row["ts_ended"] for row in rows} == {TODAY}
     assert all(abs(row["ts_finished"] - datetime.now(UTC)) < timedelta(minutes=5) for row in rows)
 
 
-async def test_a_second_carry_remembers_when_the_frame_ended(upkeep, lease, database):
+async def test_second_carry_over_keeps_the_original_end_time(retention, lease, database):
     layer = await a_live_layer(database)
     await database.run(ADD_END, layer, 1, TODAY - 400 * DAY)
-    await upkeep.make_days(lease, now=TODAY)
-    await upkeep.drop_days(lease, before=TODAY - 300 * DAY)
-    await upkeep.make_days(lease)
-    await upkeep.drop_days(lease, before=datetime.now(UTC) + 2 * DAY)
+    await retention.make_days(lease, now=TODAY)
+    await retention.drop_days(lease, before=TODAY - 300 * DAY)
+    await retention.make_days(lease)
+    await retention.drop_days(lease, before=datetime.now(UTC) + 2 * DAY)
     [row] = await database.rows(ENDS)
     assert (row["pk_layer"], row["ts_ended"]) == (layer, TODAY - 400 * DAY)
 
 
-async def test_ends_of_a_job_that_finished_on_a_later_day_go_with_the_job(upkeep, lease, database):
+async def test_frame_ends_of_a_job_that_finished_later_are_dropped_with_the_job(retention, lease, database):
     finished = TODAY + 5 * DAY
     overnight = await a_done_layer(database, TODAY, finished)
     same_day = await a_done_layer(database, TODAY, TODAY + timedelta(hours=1))
     await database.run(ADD_END, overnight, 1, TODAY)
     await database.run(ADD_END, same_day, 2, TODAY)
-    await upkeep.make_days(lease, now=TODAY)
-    await upkeep.drop_days(lease, before=TODAY + DAY)
+    await retention.make_days(lease, now=TODAY)
+    await retention.drop_days(lease, before=TODAY + DAY)
     [row] = await database.rows(ENDS)
     assert (row["pk_layer"], row["ts_finished"], row["part"]) == (overnight, finished, "frame_end_20310525")
-    await upkeep.drop_days(lease, before=TODAY + 6 * DAY)
+    await retention.drop_days(lease, before=TODAY + 6 * DAY)
     assert await database.rows(ENDS) == []
     assert await database.rows(DONE) == []
 
 
-async def test_outputs_that_were_kept_back_go_with_their_jobs(upkeep, lease, database):
+async def test_reviewed_outputs_are_deleted_after_their_jobs_ended(retention, lease, database):
     live, gone = uuid4(), uuid4()
     await database.run(ADD_JOB, live)
     add = sql(
@@ -243,12 +243,12 @@ async def test_outputs_that_were_kept_back_go_with_their_jobs(upkeep, lease, dat
     )
     for token, job, when in ((1, live, TODAY), (2, gone, TODAY), (3, gone, TODAY), (4, gone, TODAY + DAY)):
         await database.run(add, token, job, uuid4(), when)
-    assert await upkeep.forget_outputs(lease, before=TODAY + timedelta(seconds=1), batch=1) == 2
+    assert await retention.forget_outputs(lease, before=TODAY + timedelta(seconds=1), batch=1) == 2
     left = await database.rows(sql("SELECT token FROM rota.output ORDER BY token"))
     assert [row["token"] for row in left] == [1, 4]
 
 
-async def test_old_keys_of_ended_jobs_are_forgotten_in_batches(upkeep, lease, database):
+async def test_old_idempotency_keys_of_ended_jobs_are_deleted_in_batches(retention, lease, database):
     live = uuid4()
     await database.run(ADD_JOB, live)
     add = sql("INSERT INTO rota.idempotency_key VALUES ($1, $2, $3, '', $4)")
@@ -256,36 +256,36 @@ async def test_old_keys_of_ended_jobs_are_forgotten_in_batches(upkeep, lease, da
         await database.run(add, uuid4(), f"old{number}", uuid4(), TODAY)
     await database.run(add, uuid4(), "of a live job", live, TODAY)
     await database.run(add, uuid4(), "young", uuid4(), TODAY + DAY)
-    assert await upkeep.forget_keys(lease, before=TODAY + timedelta(seconds=1), batch=3) == 7
+    assert await retention.forget_keys(lease, before=TODAY + timedelta(seconds=1), batch=3) == 7
     left = await database.rows(sql("SELECT key FROM rota.idempotency_key ORDER BY key"))
     assert [row["key"] for row in left] == ["of a live job", "young"]
 
 
-async def test_workers_that_ended_long_ago_are_forgotten_unless_something_is_booked_there(upkeep, lease, database):
+async def test_workers_gone_for_long_are_deleted_unless_they_hold_bookings(retention, lease, database):
     add = sql("INSERT INTO rota.worker VALUES ($1, $2, 'p', $1, $3, '', $4, $4)")
     hosts = {name: uuid4() for name in ("gone", "lost", "up", "young", "booked")}
     for name, host in hosts.items():
-        moment = TODAY + DAY if name == "young" else TODAY
-        await database.run(add, host, name, name if name in ("lost", "up") else "gone", moment)
+        at = TODAY + DAY if name == "young" else TODAY
+        await database.run(add, host, name, name if name in ("lost", "up") else "gone", at)
     book = sql("INSERT INTO rota.proc VALUES (1, $1, $1, $1, $1, $1, $1, $1, 0, 0, 0)")
     await database.run(book, hosts["booked"])
-    assert await upkeep.forget_workers(lease, before=TODAY + timedelta(seconds=1), batch=1) == 2
+    assert await retention.forget_workers(lease, before=TODAY + timedelta(seconds=1), batch=1) == 2
     left = await database.rows(sql("SELECT str_name FROM rota.worker ORDER BY 1"))
     assert [row["str_name"] for row in left] == ["booked", "up", "young"]
     await database.run(sql("DELETE FROM rota.proc"))
 
 
-async def test_a_leader_that_lost_its_lease_changes_nothing(upkeep, lease, database):
+async def test_leader_that_lost_its_lease_changes_nothing(retention, lease, database):
     await a_done_layer(database, TODAY, TODAY)
-    await upkeep.make_days(lease, now=TODAY)
+    await retention.make_days(lease, now=TODAY)
     await database.run(EXPIRE, LEASE)
     for step in (
-        upkeep.make_days(lease, now=TODAY + DAY),
-        upkeep.drop_days(lease, before=TODAY + 3 * DAY),
-        upkeep.forget_keys(lease),
-        upkeep.forget_workers(lease),
-        upkeep.forget_approvals(lease),
-        upkeep.forget_caps(lease),
+        retention.make_days(lease, now=TODAY + DAY),
+        retention.drop_days(lease, before=TODAY + 3 * DAY),
+        retention.forget_keys(lease),
+        retention.forget_workers(lease),
+        retention.forget_approvals(lease),
+        retention.forget_caps(lease),
     ):
         with pytest.raises(StaleFence):
             await step
@@ -293,31 +293,29 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(upkeep, lease, datab
     assert len(await database.rows(DAYS, "job_done")) == DAYS_AHEAD + 1
 
 
-KILLED = {
+CRASHES = {
     "upkeep.after_day_made_before_commit:1": 1,
-    "upkeep.after_day_made_before_commit:9": 1,  # the day that takes ends out of the default
+    "upkeep.after_day_made_before_commit:9": 1,  # the day whose rows come from the default partition
     "upkeep.after_drop_before_commit:1": 1,
     "upkeep.after_carry_before_commit:1": 0,
     "upkeep.after_drop_before_commit:2": 0,
 }
-"""Where somebody dies, and how many finished jobs are left then: they go first."""
+"""Failpoint -> finished jobs left after the crash; finished jobs are dropped first."""
 
 
-@pytest.mark.parametrize("place", KILLED)
-async def test_whoever_is_killed_between_two_steps_loses_no_row_and_the_next_does_the_rest(
-    database, database_url, spawn, place
-):
+@pytest.mark.parametrize("failpoint", CRASHES)
+async def test_crash_between_steps_loses_no_row_and_the_next_run_completes(database, database_url, spawn, failpoint):
     live = await a_live_layer(database)
     await database.run(ADD_END, live, 1, TODAY)
     await database.run(ADD_END, uuid4(), 77, TODAY)
     await a_done_layer(database, TODAY, TODAY)
     first = await spawn(
-        "tests.integration.engine.engine_client", "days", TODAY, env={"URL": database_url, "CRASH_AT": place}
+        "tests.integration.engine.engine_client", "days", TODAY, env={"URL": database_url, "CRASH_AT": failpoint}
     )
     assert await first.wait() == failpoints.CRASH_EXIT_STATUS, await first.errors()
     await sessions_over(database)
     assert sorted(row["frame"] for row in await database.rows(ENDS)) == [1, 77]
-    assert len(await database.rows(DONE)) == KILLED[place]
+    assert len(await database.rows(DONE)) == CRASHES[failpoint]
     await engine_client.days(database, str(TODAY))
     assert [row["pk_layer"] for row in await database.rows(ENDS)] == [live]
     assert await database.rows(DONE) == []
@@ -327,23 +325,23 @@ async def test_whoever_is_killed_between_two_steps_loses_no_row_and_the_next_doe
         assert (TODAY + DAYS_AHEAD * DAY).date() in made
 
 
-async def test_as_a_service_it_makes_days_at_once_and_drops_those_that_are_over(database):
+async def test_retention_service_creates_partitions_at_startup_and_drops_old_ones(database):
     now = await database.value(sql("SELECT now()"))
     for days in (0, 3):
         await a_done_layer(database, now - days * DAY, now - days * DAY)
-    upkeep = RetentionMaintenance(database, Leases(database), RetentionSettings(finished_jobs=86400.0))
+    retention = RetentionMaintenance(database, Leases(database), RetentionSettings(finished_jobs=86400.0))
     supervisor = Supervisor(drain_budget_s=2.0)
-    supervisor.add(Service("upkeep", upkeep.run))
+    supervisor.add(Service("upkeep", retention.run))
     async with supervisor.running():
 
-        async def tidy():
+        async def one_day_left():
             return [row["part"] for row in await database.rows(DONE)] == [f"job_done_{now:%Y%m%d}"]
 
-        await until(tidy, what="one day kept and one dropped")
+        await until(one_day_left, what="one partition kept and one dropped")
 
 
 async def a_capped_job(database, show, *, done=True, booked=False, counted=0):
-    """A job and its layer with caps in the books; `done`: None is nobody's that the engine knows."""
+    """A job and its layer with caps; `done=None`: a job that the engine does not know."""
     if done is None:
         job, layer = uuid4(), uuid4()
     else:
@@ -356,7 +354,7 @@ async def a_capped_job(database, show, *, done=True, booked=False, counted=0):
     return job
 
 
-async def test_caps_go_when_their_job_has_ended_and_nothing_of_it_is_booked_or_counted(upkeep, lease, database):
+async def test_caps_are_deleted_after_their_job_ended_unless_booked_or_counted(retention, lease, database):
     await a_show(database)
     show = await database.value(sql("SELECT pk_show FROM rota.show"))
     ended = {await a_capped_job(database, show) for _ in range(5)}
@@ -366,44 +364,42 @@ async def test_caps_go_when_their_job_has_ended_and_nothing_of_it_is_booked_or_c
         await a_capped_job(database, show, booked=True),
         await a_capped_job(database, show, counted=100),
     }
-    assert await upkeep.forget_caps(lease, batch=2) == len(ended)
+    assert await retention.forget_caps(lease, batch=2) == len(ended)
     for table in ("job_resource", "layer_resource"):
         rows = await database.rows(sql(f"SELECT pk_job FROM rota.{table}"))
         assert {row["pk_job"] for row in rows} == stay
-    assert await upkeep.forget_caps(lease, batch=2) == 0
+    assert await retention.forget_caps(lease, batch=2) == 0
     await database.run(sql("DELETE FROM rota.proc"))
     await database.run(sql("UPDATE rota.job_resource SET int_cores = 0"))
-    assert await upkeep.forget_caps(lease) == 2, "one layer still counts"
+    assert await retention.forget_caps(lease) == 2, "one layer still has usage"
     assert len(await database.rows(sql("SELECT FROM rota.layer_resource"))) == 3
 
 
-async def test_whoever_is_killed_while_caps_are_forgotten_has_forgotten_none(
-    upkeep, lease, database, database_url, spawn
-):
+async def test_crash_while_deleting_caps_deletes_none(retention, lease, database, database_url, spawn):
     await a_show(database)
     await a_capped_job(database, await database.value(sql("SELECT pk_show FROM rota.show")))
-    arm = {"URL": database_url, "CRASH_AT": "upkeep.after_caps_before_commit"}
-    first = await spawn("tests.integration.engine.engine_client", "caps", "", env=arm)
+    env = {"URL": database_url, "CRASH_AT": "upkeep.after_caps_before_commit"}
+    first = await spawn("tests.integration.engine.engine_client", "caps", "", env=env)
     assert await first.wait() == failpoints.CRASH_EXIT_STATUS, await first.errors()
     await sessions_over(database)
-    assert await upkeep.forget_caps(lease) == 1
+    assert await retention.forget_caps(lease) == 1
 
 
-async def test_a_job_that_counts_while_its_caps_are_forgotten_keeps_them(upkeep, lease, database, other):
+async def test_job_that_counts_usage_while_its_caps_are_deleted_keeps_them(retention, lease, database, other):
     await a_show(database)
     job = await a_capped_job(database, await database.value(sql("SELECT pk_show FROM rota.show")))
     counting = other.transaction()
     await counting.start()
     await other.execute("UPDATE rota.job_resource SET int_cores = 100")
-    forgetting = asyncio.create_task(upkeep.forget_caps(lease))
-    await until(lambda: database.value(WAITS), what="the lock to be waited for")
+    forgetting = asyncio.create_task(retention.forget_caps(lease))
+    await until(lambda: database.value(WAITS), what="the delete to wait for the lock")
     await counting.commit()
     await forgetting
     assert await database.value(sql("SELECT pk_job FROM rota.job_resource")) == job
 
 
-async def test_what_is_stored_goes_when_no_job_that_is_kept_points_to_it(database):
-    upkeep = RetentionMaintenance(database, Leases(database), store=BlobStore(database))
+async def test_blobs_are_deleted_when_no_retained_job_references_them(database):
+    retention = RetentionMaintenance(database, Leases(database), store=BlobStore(database))
     now = await database.value(sql("SELECT now()"))
     pointers = dict(zip(NAMES, await BlobStore(database).put([name.encode() for name in NAMES]), strict=True))
     await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '40 days'"))
@@ -422,24 +418,24 @@ async def test_what_is_stored_goes_when_no_job_that_is_kept_points_to_it(databas
         now,
         now - 40 * DAY,
     )
-    await upkeep.tidy_store(None)
+    await retention.tidy_store(None)
     kept = {bytes(row["data"]).decode() for row in await database.rows(sql("SELECT data FROM rota.blob"))}
     assert kept == {"live", "overnight", "result", "artifact"}
 
 
-async def test_the_leader_tells_how_many_jobs_are_in_each_state_and_since_when(upkeep, lease, database):
+async def test_leader_measures_job_count_and_oldest_age_by_state(retention, lease, database):
     for _ in range(3):
         await a_live_layer(database)
     await database.run(sql("UPDATE rota.job SET ts_updated = now() - interval '100 s'"))
-    await upkeep.measure(lease)
+    await retention.measure(lease)
     assert (JOBS.labels("SCHEDULED")._value.get(), JOBS.labels("RUNNING")._value.get()) == (3, 0)
     assert 100 <= OLDEST_JOB.labels("SCHEDULED")._value.get() < 200
     await database.run(sql("DELETE FROM rota.job"))
-    await upkeep.measure(lease)
+    await retention.measure(lease)
     assert (JOBS.labels("SCHEDULED")._value.get(), OLDEST_JOB.labels("SCHEDULED")._value.get()) == (0, 0)
 
 
-async def test_jobs_are_counted_where_they_are_submitted_and_once_per_key(database):
+async def test_received_jobs_metric_counts_each_idempotency_key_once(database):
     await a_show(database)
     before = RECEIVED.labels("counted")._value.get()
     for _ in range(2):

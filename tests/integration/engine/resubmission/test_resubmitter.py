@@ -1,4 +1,4 @@
-"""Trying again what has ended: a new job, linked to the old one, with the frames that failed or all of them."""
+"""Resubmission: a new job linked to the old one, with its failed frames or all of them."""
 
 import asyncio
 from itertools import count
@@ -29,21 +29,21 @@ NUMBERS = count()
 JOBS = sql("SELECT pk_job FROM rota.job ORDER BY 1")
 
 
-class Ended:
-    """Submits, and plays workers: ends frames in the queue and counts them at their layers."""
+class Harness:
+    """Submits jobs and acts as their workers: ends frames in the queue and counts them in their layers."""
 
     def __init__(self, database):
         self.database = database
         self.queue = Queue(database)
         self.submitter = Submitter(database)
-        self.reopener = Resubmitter(database, self.queue, self.submitter, BlobStore(database))
+        self.resubmitter = Resubmitter(database, self.queue, self.submitter, BlobStore(database))
 
     async def submit(self, submission):
         [one] = await self.submitter.submit([submission], may_be_critical=True)
         return one.job
 
     async def play(self, fails, *, dead=False):
-        """Run everything that waits; `fails(layer name, frame)` says what fails. Returns what ran, by payload."""
+        """End all waiting frames, failed where `fails(layer name, frame)`; returns the payload of each."""
         dispatcher = await Dispatcher(self.database, f"d{next(NUMBERS)}").enlisted()
         ran = {}
         names = {}
@@ -65,31 +65,31 @@ class Ended:
 
 
 @pytest.fixture
-async def ended(database):
+async def harness(database):
     await a_show(database)
-    return Ended(database)
+    return Harness(database)
 
 
-async def test_the_failed_frames_of_an_ended_job_run_again_under_their_numbers(ended, database):
+async def test_retry_runs_failed_frames_under_their_original_numbers(harness, database):
     layers = (LayerSpec(name="a", task="t", frames="10-100x10"), LayerSpec(name="b", task="t", frames=3))
-    old = await ended.submit(Submission(show="film", layers=layers))
+    old = await harness.submit(Submission(show="film", layers=layers))
     bad = {11, 12, 15}
-    await ended.play(lambda layer, frame: layer == "a" and frame in bad)
+    await harness.play(lambda layer, frame: layer == "a" and frame in bad)
     assert (await JobQueries(database).get(old)).state is JobState.FAILED
-    reopened = await ended.reopener.retry_job(old)
-    assert (reopened.old, reopened.frames) == (old, 3)
-    new = await JobQueries(database).get(reopened.job)
+    resubmitted = await harness.resubmitter.retry_job(old)
+    assert (resubmitted.old, resubmitted.frames) == (old, 3)
+    new = await JobQueries(database).get(resubmitted.job)
     assert [(layer.name, list(layer.frames.numbers())) for layer in new.layers] == [("a", [20, 30, 60])]
     assert (new.details.parent_job_id, new.labels) == (old, {"retry_of": str(old)})
-    assert await ended.queue.failed.count(FailedFilter()) == 0
-    assert set(await ended.play(lambda *_: False)) == {("a", frame) for frame in bad}
-    assert (await JobQueries(database).get(reopened.job)).state is JobState.SUCCEEDED
+    assert await harness.queue.failed.count(FailedFilter()) == 0
+    assert set(await harness.play(lambda *_: False)) == {("a", frame) for frame in bad}
+    assert (await JobQueries(database).get(resubmitted.job)).state is JobState.SUCCEEDED
     [counts] = (await agreed(database)).values()
     assert (counts["failed"], counts["completed"], counts["waiting"]) == (0, 13, 0)
 
 
-@pytest.mark.parametrize("forgotten", [False, True], ids=["caps in the books", "caps forgotten"])
-async def test_every_field_is_as_it_was(ended, database, forgotten):
+@pytest.mark.parametrize("caps_deleted", [False, True], ids=["caps stored", "caps deleted"])
+async def test_retry_preserves_every_field(harness, database, caps_deleted):
     given = Submission(
         show="film",
         name="comp",
@@ -120,13 +120,13 @@ async def test_every_field_is_as_it_was(ended, database, forgotten):
         max_cores=8,
         layers=(LayerSpec(task="t", cores=2, input={"big": "x" * 100_000}, retries=2, timeout_s=9.0, max_cores=4),),
     )
-    old = await ended.submit(given)
-    await ended.play(lambda *_: True, dead=True)
-    if forgotten:
-        upkeep = RetentionMaintenance(database, Leases(database))
-        [lease] = (await upkeep.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
-        assert await upkeep.forget_caps(lease) == 1
-    await ended.reopener.retry_dead_letters(DeadLetterFilter())
+    old = await harness.submit(given)
+    await harness.play(lambda *_: True, dead=True)
+    if caps_deleted:
+        retention = RetentionMaintenance(database, Leases(database))
+        [lease] = (await retention.leases.acquire([LEASE], kind="upkeep", ttl_s=60.0)).granted
+        assert await retention.forget_caps(lease) == 1
+    await harness.resubmitter.retry_dead_letters(DeadLetterFilter())
     [row] = await database.rows(JOBS)
     before, after = await JobQueries(database).get(old), await JobQueries(database).get(row["pk_job"])
     same = ("show", "folder", "dept", "name", "topic", "priority", "workflow_id")
@@ -145,24 +145,24 @@ async def test_every_field_is_as_it_was(ended, database, forgotten):
     assert [row["int_max_cores"] for row in await database.rows(caps, after.id)] == [800, 400]
 
 
-async def test_failed_items_of_a_map_run_again_with_what_they_were_called_with(ended, database):
-    old = await ended.submit(task(layer={"items": ["a", "b", "c", None, "e"]}))
-    await ended.play(lambda _, frame: frame in (1, 3))
-    reopened = await ended.reopener.retry_job(old)
-    ran = await ended.play(lambda *_: False)
+async def test_retry_of_a_map_runs_failed_items_with_their_inputs(harness, database):
+    old = await harness.submit(task(layer={"items": ["a", "b", "c", None, "e"]}))
+    await harness.play(lambda _, frame: frame in (1, 3))
+    resubmitted = await harness.resubmitter.retry_job(old)
+    ran = await harness.play(lambda *_: False)
     assert ran == {("noop", 1): msgspec.msgpack.encode("b"), ("noop", 3): msgspec.msgpack.encode(None)}
-    assert (await JobQueries(database).get(reopened.job)).details.maps == (0,)
+    assert (await JobQueries(database).get(resubmitted.job)).details.maps == (0,)
 
 
-async def test_items_keep_their_places_through_a_gate_that_decides_later(ended, database):
-    old = await ended.submit(task(layer={"items": ["a", "b", "c", "d", "e"]}))
-    await ended.play(lambda _, frame: frame in (1, 3, 4))
-    ended.submitter.gate = Later()
-    reopened = await ended.reopener.retry_job(old)
+async def test_retried_items_keep_their_frame_numbers_through_deferred_admission(harness, database):
+    old = await harness.submit(task(layer={"items": ["a", "b", "c", "d", "e"]}))
+    await harness.play(lambda _, frame: frame in (1, 3, 4))
+    harness.submitter.gate = DeferredGate()
+    resubmitted = await harness.resubmitter.retry_job(old)
     async with database.transaction() as tx:
-        await controller.apply_decisions(tx, {reopened.job: controller.ALLOWED}, None)
+        await controller.apply_decisions(tx, {resubmitted.job: controller.ALLOWED}, None)
     assert {
-        frame: msgspec.msgpack.decode(item) for (_, frame), item in (await ended.play(lambda *_: False)).items()
+        frame: msgspec.msgpack.decode(item) for (_, frame), item in (await harness.play(lambda *_: False)).items()
     } == {
         1: "b",
         3: "d",
@@ -170,173 +170,175 @@ async def test_items_keep_their_places_through_a_gate_that_decides_later(ended, 
     }
 
 
-async def test_all_of_a_job_runs_again_and_its_letters_are_settled(ended, database):
-    old = await ended.submit(task(layer={"frames": "1,5,9-12"}))
-    await ended.play(lambda _, frame: frame == 5, dead=True)
-    reopened = await ended.reopener.retry_job(old, every_frame=True)
-    assert reopened.frames == 6
-    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
-    assert sorted(frame for _, frame in await ended.play(lambda *_: False)) == [1, 5, 9, 10, 11, 12]
+async def test_retry_of_every_frame_removes_the_dead_letters(harness, database):
+    old = await harness.submit(task(layer={"frames": "1,5,9-12"}))
+    await harness.play(lambda _, frame: frame == 5, dead=True)
+    resubmitted = await harness.resubmitter.retry_job(old, every_frame=True)
+    assert resubmitted.frames == 6
+    assert await harness.queue.dead_letters.count(DeadLetterFilter()) == 0
+    assert sorted(frame for _, frame in await harness.play(lambda *_: False)) == [1, 5, 9, 10, 11, 12]
 
 
-async def test_a_live_job_is_not_run_again_but_its_failed_frames_are(ended, database):
-    old = await ended.submit(Submission(show="film", layers=(LayerSpec(task="t", frames=2),)))
+async def test_live_job_can_retry_failed_frames_but_not_every_frame(harness, database):
+    old = await harness.submit(Submission(show="film", layers=(LayerSpec(task="t", frames=2),)))
     dispatcher = await Dispatcher(database).enlisted()
     one, _ = await dispatcher.tokens(2)
-    await ended.queue.fail([FrameFailure(one, "oom")])
+    await harness.queue.fail([FrameFailure(one, "oom")])
     with pytest.raises(InvalidInput, match="has not ended"):
-        await ended.reopener.retry_job(old, every_frame=True)
-    reopened = await ended.reopener.retry_job(old)
-    assert reopened.frames == 1
+        await harness.resubmitter.retry_job(old, every_frame=True)
+    resubmitted = await harness.resubmitter.retry_job(old)
+    assert resubmitted.frames == 1
 
 
-async def test_letters_of_several_jobs_become_a_job_each(ended, database):
-    olds = [await ended.submit(task(layer={"frames": 3})) for _ in range(3)]
-    await ended.play(lambda _, frame: frame > 0, dead=True)
-    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame"))
+async def test_dead_letters_of_several_jobs_become_one_job_each(harness, database):
+    olds = [await harness.submit(task(layer={"frames": 3})) for _ in range(3)]
+    await harness.play(lambda _, frame: frame > 0, dead=True)
+    retried = await harness.resubmitter.retry_dead_letters(DeadLetterFilter(kind="frame"))
     assert len(retried.gone) == 6
     assert {one.old for one in retried.jobs} == set(olds)
     assert {one.frames for one in retried.jobs} == {2}
-    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    assert await harness.queue.dead_letters.count(DeadLetterFilter()) == 0
 
 
-async def test_of_two_who_retry_the_same_frame_one_does(ended, database):
-    old = await ended.submit(task(layer={"frames": 8}))
-    await ended.play(lambda *_: True, dead=True)
-    found, purge = asyncio.Barrier(2), ended.reopener._purge
+async def test_concurrent_retries_of_the_same_frames_retry_once(harness, database):
+    old = await harness.submit(task(layer={"frames": 8}))
+    await harness.play(lambda *_: True, dead=True)
+    found, purge = asyncio.Barrier(2), harness.resubmitter._purge
 
-    async def purge_together(tx, letters):
+    async def purge_together(tx, dead_letters):
         await found.wait()
-        return await purge(tx, letters)
+        return await purge(tx, dead_letters)
 
-    ended.reopener._purge = purge_together
-    both = await asyncio.gather(*(ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame")) for _ in range(2)))
+    harness.resubmitter._purge = purge_together
+    both = await asyncio.gather(
+        *(harness.resubmitter.retry_dead_letters(DeadLetterFilter(kind="frame")) for _ in range(2))
+    )
     assert sorted(len(each.gone) for each in both) == [0, 8]
     assert sum(counts["waiting"] for counts in (await agreed(database)).values()) == 8
-    ended.reopener._purge = purge
+    harness.resubmitter._purge = purge
     with pytest.raises(InvalidInput, match="no failed frame to retry"):
-        await ended.reopener.retry_job(old)
+        await harness.resubmitter.retry_job(old)
 
 
-async def test_a_retry_that_rolls_back_changed_nothing(ended, database):
-    await ended.submit(task(layer={"frames": 2}))
-    await ended.play(lambda *_: True)
+async def test_retry_that_rolls_back_changes_nothing(harness, database):
+    await harness.submit(task(layer={"frames": 2}))
+    await harness.play(lambda *_: True)
     with pytest.raises(asyncio.CancelledError):
-        await undone(ended, database)
-    assert await ended.queue.failed.count(FailedFilter()) == 2
+        await retry_and_roll_back(harness, database)
+    assert await harness.queue.failed.count(FailedFilter()) == 2
     assert await database.rows(JOBS) == []
 
 
-async def undone(ended, database):
+async def retry_and_roll_back(harness, database):
     async with database.transaction() as tx:
-        await ended.reopener.retry_failed(FailedFilter(), on=tx)
+        await harness.resubmitter.retry_failed(FailedFilter(), on=tx)
         raise asyncio.CancelledError
 
 
-async def test_whoever_is_killed_on_the_way_has_removed_nothing_and_the_next_retries_once(
-    ended, database, database_url, spawn
+async def test_crash_during_a_retry_removes_nothing_and_the_next_retry_runs_once(
+    harness, database, database_url, spawn
 ):
-    old = await ended.submit(task(layer={"frames": 4}))
-    await ended.play(lambda _layer, frame: frame < 2, dead=True)
-    arm = {"URL": database_url, "CRASH_AT": "reopen.after_purge"}
-    first = await spawn("tests.integration.engine.engine_client", "retry", old, env=arm)
+    old = await harness.submit(task(layer={"frames": 4}))
+    await harness.play(lambda _layer, frame: frame < 2, dead=True)
+    env = {"URL": database_url, "CRASH_AT": "reopen.after_purge"}
+    first = await spawn("tests.integration.engine.engine_client", "retry", old, env=env)
     assert await first.wait() == failpoints.CRASH_EXIT_STATUS, await first.errors()
     await sessions_over(database)
-    assert await ended.queue.dead_letters.count(DeadLetterFilter(job=old)) == 2
+    assert await harness.queue.dead_letters.count(DeadLetterFilter(job=old)) == 2
     assert await database.rows(JOBS) == []
-    await ended.reopener.retry_job(old)
-    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    await harness.resubmitter.retry_job(old)
+    assert await harness.queue.dead_letters.count(DeadLetterFilter()) == 0
     [row] = await database.rows(JOBS)
     assert (await JobQueries(database).get(row["pk_job"])).details.parent_job_id == old
 
 
-async def test_what_cannot_run_again_stays_and_is_told_when_it_is_named(ended, database):
-    lost = await ended.submit(task())
-    kept = await ended.submit(task())
-    await ended.play(lambda *_: True, dead=True)
+async def test_dead_letter_of_a_deleted_job_stays_and_its_retry_is_refused(harness, database):
+    lost = await harness.submit(task())
+    kept = await harness.submit(task())
+    await harness.play(lambda *_: True, dead=True)
     await database.run(sql("DELETE FROM rota.job_done WHERE pk_job = $1"), lost)
-    [letter] = await ended.queue.dead_letters.find(DeadLetterFilter(job=lost))
+    [dead_letter] = await harness.queue.dead_letters.find(DeadLetterFilter(job=lost))
     with pytest.raises(InvalidInput, match="is no longer retained"):
-        await ended.reopener.retry_dead_letters(DeadLetterFilter(ids=[letter.id]))
-    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="frame"))
+        await harness.resubmitter.retry_dead_letters(DeadLetterFilter(ids=[dead_letter.id]))
+    retried = await harness.resubmitter.retry_dead_letters(DeadLetterFilter(kind="frame"))
     assert [one.old for one in retried.jobs] == [kept]
-    assert [one.id for one in await ended.queue.dead_letters.find(DeadLetterFilter())] == [letter.id]
+    assert [one.id for one in await harness.queue.dead_letters.find(DeadLetterFilter())] == [dead_letter.id]
 
 
-async def test_all_of_a_map_runs_again_with_what_its_frames_were_called_with(ended, database):
+async def test_retry_of_every_frame_of_a_map_keeps_the_inputs(harness, database):
     layers = (
         LayerSpec(name="first", task="t", items=["a", None, b"c"]),
         LayerSpec(name="plain", task="t", frames="3-4", input={"args": [1], "kwargs": {}}),
         LayerSpec(name="last", task="u", items=[{"x": 1}]),
     )
-    old = await ended.submit(Submission(show="film", layers=layers))
-    ran = await ended.play(lambda _, frame: frame == 1)
-    reopened = await ended.reopener.retry_job(old, every_frame=True)
-    assert reopened.frames == 6
-    assert await ended.play(lambda *_: False) == ran
-    again = await ended.reopener.retry_job(reopened.job, every_frame=True)
-    assert await ended.play(lambda *_: False) == ran
+    old = await harness.submit(Submission(show="film", layers=layers))
+    ran = await harness.play(lambda _, frame: frame == 1)
+    resubmitted = await harness.resubmitter.retry_job(old, every_frame=True)
+    assert resubmitted.frames == 6
+    assert await harness.play(lambda *_: False) == ran
+    again = await harness.resubmitter.retry_job(resubmitted.job, every_frame=True)
+    assert await harness.play(lambda *_: False) == ran
     assert (await JobQueries(database).get(again.job)).details.maps == (0, 2)
 
 
-async def test_all_of_a_retried_part_of_a_map_runs_again_as_it_was(ended):
-    old = await ended.submit(task(layer={"items": ["a", "b", "c", "d"]}))
-    await ended.play(lambda _, frame: frame in (1, 3))
-    part = await ended.reopener.retry_job(old)
-    ran = await ended.play(lambda *_: False)
-    assert (await ended.reopener.retry_job(part.job, every_frame=True)).frames == 2
-    assert await ended.play(lambda *_: False) == ran != {}
+async def test_retry_of_every_frame_of_a_partial_map_keeps_the_inputs(harness):
+    old = await harness.submit(task(layer={"items": ["a", "b", "c", "d"]}))
+    await harness.play(lambda _, frame: frame in (1, 3))
+    part = await harness.resubmitter.retry_job(old)
+    ran = await harness.play(lambda *_: False)
+    assert (await harness.resubmitter.retry_job(part.job, every_frame=True)).frames == 2
+    assert await harness.play(lambda *_: False) == ran != {}
 
 
-async def test_a_map_that_a_gate_let_in_later_runs_again_as_a_whole(ended, database):
-    ended.submitter.gate = Later()
-    old = await ended.submit(task(layer={"items": [1, 2]}))
+async def test_map_admitted_later_can_be_retried_completely(harness, database):
+    harness.submitter.gate = DeferredGate()
+    old = await harness.submit(task(layer={"items": [1, 2]}))
     async with database.transaction() as tx:
         await controller.apply_decisions(tx, {old: controller.ALLOWED}, None)
-    ran = await ended.play(lambda *_: False)
-    ended.submitter.gate = AllowAll()
-    await ended.reopener.retry_job(old, every_frame=True)
-    assert await ended.play(lambda *_: False) == ran
+    ran = await harness.play(lambda *_: False)
+    harness.submitter.gate = AllowAll()
+    await harness.resubmitter.retry_job(old, every_frame=True)
+    assert await harness.play(lambda *_: False) == ran
 
 
-async def test_a_map_whose_items_are_gone_is_not_run_again_as_a_whole(ended, database):
-    old = await ended.submit(task(layer={"items": [1, 2]}))
-    await ended.play(lambda *_: False)
+async def test_map_whose_items_are_deleted_cannot_be_retried_completely(harness, database):
+    old = await harness.submit(task(layer={"items": [1, 2]}))
+    await harness.play(lambda *_: False)
     await database.run(sql("DELETE FROM rota.blob"))
     with pytest.raises(InvalidInput, match="items of layer noop are no longer retained"):
-        await ended.reopener.retry_job(old, every_frame=True)
+        await harness.resubmitter.retry_job(old, every_frame=True)
 
 
-async def test_a_denied_job_comes_to_the_gate_again_with_all_its_items(ended, database):
-    ended.submitter.gate = Later()
-    old = await ended.submit(task(layer={"items": [1, 2]}))
-    keeper = controller.AdmissionController(database, Finishing(ended.queue), Table(default=TABLE["deny"]))
-    await keeper.decide_all([old])
-    ended.submitter.gate = Later()
-    retried = await ended.reopener.retry_dead_letters(DeadLetterFilter(kind="job"))
+async def test_denied_job_is_retried_through_the_gate_with_all_items(harness, database):
+    harness.submitter.gate = DeferredGate()
+    old = await harness.submit(task(layer={"items": [1, 2]}))
+    admission = controller.AdmissionController(database, FinisherStub(harness.queue), Table(default=TABLE["deny"]))
+    await admission.decide_all([old])
+    harness.submitter.gate = DeferredGate()
+    retried = await harness.resubmitter.retry_dead_letters(DeadLetterFilter(kind="job"))
     assert [(one.old, one.frames) for one in retried.jobs] == [(old, 2)]
     assert (await JobQueries(database).get(retried.jobs[0].job)).state is JobState.PENDING
-    assert await ended.queue.dead_letters.count(DeadLetterFilter()) == 0
+    assert await harness.queue.dead_letters.count(DeadLetterFilter()) == 0
 
 
-async def test_frames_of_queues_that_are_not_the_engines_go_back_as_they_are(ended, database):
-    await ended.queue.enqueue([entry("own", frames=2)])
+async def test_frames_of_foreign_queues_are_requeued_unchanged(harness, database):
+    await harness.queue.enqueue([entry("own", frames=2)])
     dispatcher = await Dispatcher(database).enlisted()
-    await ended.queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens(2)])
-    retried = await ended.reopener.retry_failed(FailedFilter())
+    await harness.queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens(2)])
+    retried = await harness.resubmitter.retry_failed(FailedFilter())
     assert (len(retried.gone), retried.jobs) == (2, [])
     assert (await agreed(database))["own"]["deferred"] == 2
 
 
-class Later:
+class DeferredGate:
     at_once = False
 
     def decide(self, _batch):
-        raise AssertionError("nobody is asked while jobs are written")
+        raise AssertionError("the gate must not decide during submission")
 
 
-class Finishing:
-    """As much of a finisher as the gatekeeper needs here."""
+class FinisherStub:
+    """The part of the finisher that the admission controller uses."""
 
     def __init__(self, queue):
         self.queue = queue
@@ -344,5 +346,5 @@ class Finishing:
     async def run_hooks(self, _tx, _ends):
         return None
 
-    async def tell(self, _told):
+    async def after_commit(self, _completion):
         return None

@@ -1,6 +1,6 @@
-"""A process that submits with keys, and admits.
+"""A process that submits with idempotency keys, and admits.
 
-Started with a fault armed it dies there, or loses a reply and then asks again, as its callers would. It prints `done`.
+With a failpoint armed it crashes there, or loses a reply and repeats the call as a caller would. It prints `done`.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rota.infra.telemetry import logs
 from tests.support.jobs import task
 
 
-class Later:
+class DeferredGate:
     at_once = False
 
 
@@ -33,7 +33,7 @@ async def again(call):
 
 
 async def work(database):
-    submitted = await again(lambda: Submitter(database, gate=Later()).submit(BATCH))
+    submitted = await again(lambda: Submitter(database, gate=DeferredGate()).submit(BATCH))
 
     async def admit_all():
         async with database.transaction() as tx:

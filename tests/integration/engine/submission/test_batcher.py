@@ -1,4 +1,4 @@
-"""Submissions that come at the same time are written together, and answered one by one."""
+"""Group commit: concurrent single submissions share a transaction and are answered one by one."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Postg
 from tests.support.jobs import a_show, task
 
 
-class Counting(Submitter):
+class CountingSubmitter(Submitter):
     def __init__(self, *given):
         super().__init__(*given)
         self.written = []
@@ -23,23 +23,23 @@ class Counting(Submitter):
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Counting(database)
+    return CountingSubmitter(database)
 
 
-async def all_of(together, submissions):
-    return await asyncio.gather(*(together.submit(one) for one in submissions), return_exceptions=True)
+async def submit_all(batcher, submissions):
+    return await asyncio.gather(*(batcher.submit(one) for one in submissions), return_exceptions=True)
 
 
-async def test_what_comes_at_once_is_committed_together_and_everybody_gets_its_own_job(submitter, database):
-    together = SubmissionBatcher(submitter)
-    submitted = await all_of(together, [task(name=f"n{number}") for number in range(300)])
+async def test_concurrent_submissions_share_commits_and_get_their_own_jobs(submitter, database):
+    batcher = SubmissionBatcher(submitter)
+    submitted = await submit_all(batcher, [task(name=f"n{number}") for number in range(300)])
     assert len({one.job for one in submitted}) == 300
     assert len(submitter.written) <= 4
     assert sum(submitter.written) == 300
 
 
-async def test_nobody_is_refused_for_what_somebody_else_has_sent(submitter):
-    together = SubmissionBatcher(submitter)
+async def test_invalid_submission_does_not_fail_others_in_the_batch(submitter):
+    batcher = SubmissionBatcher(submitter)
     given = [
         task(),
         task(show="flim"),
@@ -48,7 +48,7 @@ async def test_nobody_is_refused_for_what_somebody_else_has_sent(submitter):
         task("echo", idempotency_key="k"),
         task(layer={"gpus": -1}),
     ]
-    outcomes = await all_of(together, given)
+    outcomes = await submit_all(batcher, given)
     assert [type(one) for one in outcomes if isinstance(one, Exception)] == [
         NotFound,
         IdempotencyConflict,
@@ -57,25 +57,25 @@ async def test_nobody_is_refused_for_what_somebody_else_has_sent(submitter):
     assert outcomes[0].job != outcomes[2].job
 
 
-async def test_a_key_that_comes_twice_at_once_is_one_job(submitter):
-    outcomes = await all_of(SubmissionBatcher(submitter), [task(idempotency_key="once") for _ in range(20)])
+async def test_same_key_submitted_concurrently_creates_one_job(submitter):
+    outcomes = await submit_all(SubmissionBatcher(submitter), [task(idempotency_key="once") for _ in range(20)])
     assert len({one.job for one in outcomes}) == 1
     assert sum(not one.already for one in outcomes) == 1
 
 
-async def test_one_who_has_gone_takes_nobody_along(submitter):
-    together = SubmissionBatcher(submitter)
-    tasks = [asyncio.create_task(together.submit(task())) for _ in range(5)]
+async def test_cancelled_caller_does_not_cancel_others_in_the_batch(submitter):
+    batcher = SubmissionBatcher(submitter)
+    tasks = [asyncio.create_task(batcher.submit(task())) for _ in range(5)]
     await asyncio.sleep(0)
     tasks[2].cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(one, asyncio.CancelledError) for one in outcomes] == [False, False, True, False, False]
 
 
-async def test_an_outage_is_told_to_everybody_who_waits(submitter):
-    async def away(_plans, **_more):
+async def test_postgres_outage_fails_every_waiting_caller(submitter):
+    async def fail(_plans, **_more):
         raise PostgresUnavailable("PostgreSQL does not answer.")
 
-    submitter.write = away
-    outcomes = await all_of(SubmissionBatcher(submitter), [task() for _ in range(5)])
+    submitter.write = fail
+    outcomes = await submit_all(SubmissionBatcher(submitter), [task() for _ in range(5)])
     assert {type(one) for one in outcomes} == {PostgresUnavailable}

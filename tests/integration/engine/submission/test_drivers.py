@@ -1,4 +1,4 @@
-"""Submitting on the caller's own connection: what it commits is there, what it rolls back is not."""
+"""Submitting on the connection of the caller: jobs commit and roll back with its transaction."""
 
 import asyncpg
 import psycopg
@@ -10,7 +10,7 @@ from rota.model.errors import IdempotencyConflict, InvalidInput
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import agreed, sql
 
-OF_THE_CALLER = "CREATE TABLE IF NOT EXISTS rota.orders_of_the_test (id int)"
+CALLER_TABLE = "CREATE TABLE IF NOT EXISTS rota.orders_of_the_test (id int)"
 BATCH = [
     task(value="x" * 100_000, idempotency_key="k", max_cores=4, labels={"team": "fx"}),
     task(layer={"items": [1, None, "ä%s"]}, folder="shots"),
@@ -19,7 +19,7 @@ BATCH = [
 WRITTEN = {"jobs": 3, "layers": 3, "entries": 7, "keys": 1, "job_caps": 1}
 
 
-class Later:
+class DeferredGate:
     at_once = False
 
     def decide(self, batch):
@@ -36,12 +36,12 @@ async def waiting(database):
     return sum(counts["waiting"] for counts in (await agreed(database)).values())
 
 
-async def test_asyncpg(submitter, database, database_url):
+async def test_submit_on_asyncpg_follows_the_caller_transaction(submitter, database, database_url):
     connection = await asyncpg.connect(database_url)
     rolled_back = connection.transaction()
     await rolled_back.start()
     await submitter.submit_on(connection, BATCH)
-    assert await left(database) == {}, "nobody else sees it yet"
+    assert await left(database) == {}, "not visible to other sessions yet"
     await rolled_back.rollback()
     assert await left(database) == {}
     async with connection.transaction():
@@ -52,7 +52,7 @@ async def test_asyncpg(submitter, database, database_url):
     assert await waiting(database) == 1 + 3 + 14
 
 
-async def test_psycopg_that_waits_for_nobody(submitter, database, database_url):
+async def test_submit_on_async_psycopg_follows_the_caller_transaction(submitter, database, database_url):
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         await submitter.submit_on(connection, BATCH)
         await connection.rollback()
@@ -61,7 +61,7 @@ async def test_psycopg_that_waits_for_nobody(submitter, database, database_url):
     assert await left(database) == WRITTEN
 
 
-async def test_psycopg_without_a_database_of_ours(submitter, database, database_url):
+async def test_submit_on_sync_psycopg_follows_the_caller_transaction(submitter, database, database_url):
     with psycopg.connect(database_url) as connection:
         submit_on_sync(connection, BATCH)
         connection.rollback()
@@ -75,11 +75,11 @@ async def test_psycopg_without_a_database_of_ours(submitter, database, database_
         assert submit_on_sync(connection, BATCH[:1])[0].job == submitted[0].job
 
 
-async def test_a_refusal_leaves_the_callers_own_work_in_place(submitter, database, database_url):
+async def test_refused_submission_leaves_the_caller_transaction_usable(submitter, database, database_url):
     await submitter.submit([task(idempotency_key="k")])
     before = await left(database)
     connection = await asyncpg.connect(database_url)
-    await connection.execute(OF_THE_CALLER)
+    await connection.execute(CALLER_TABLE)
     async with connection.transaction():
         await connection.execute("INSERT INTO rota.orders_of_the_test VALUES (1)")
         with pytest.raises(InvalidInput, match="did you mean film"):
@@ -92,17 +92,17 @@ async def test_a_refusal_leaves_the_callers_own_work_in_place(submitter, databas
     assert await left(database) == before
 
 
-async def test_jobs_that_wait_for_the_gate_wake_it_when_the_caller_commits(database, database_url):
+async def test_deferred_jobs_notify_the_gate_when_the_caller_commits(database, database_url):
     await a_show(database)
     with psycopg.connect(database_url) as connection:
-        submit_on_sync(connection, BATCH, gate=Later())
+        submit_on_sync(connection, BATCH, gate=DeferredGate())
         connection.rollback()
-        submit_on_sync(connection, BATCH, gate=Later())
+        submit_on_sync(connection, BATCH, gate=DeferredGate())
     assert await left(database) == {"jobs": 3, "layers": 3, "keys": 1, "job_caps": 1, "messages": 1}
     assert await database.value(sql("SELECT subject FROM rota.outbox")) == "sys.job.gate"
 
 
-async def test_what_is_no_connection_is_refused(submitter):
+async def test_submit_on_a_non_connection_is_refused(submitter):
     with pytest.raises(InvalidInput, match="cannot be queued on a object"):
         await submitter.submit_on(object(), [task()])
     with pytest.raises(InvalidInput, match="cannot be queued on a int"):

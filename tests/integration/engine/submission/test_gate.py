@@ -1,4 +1,4 @@
-"""Jobs that wait for a decision: written without being queued, then admitted once, held, or ended."""
+"""Deferred jobs: written without being queued, then admitted once, held or ended."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -19,8 +19,8 @@ from tests.support.queue import Dispatcher, agreed, sql
 OUTBOX = sql("SELECT subject, payload FROM rota.outbox ORDER BY id")
 
 
-class Later:
-    """Asked by the gatekeeper; asking it while jobs are written would be a defect."""
+class DeferredGate:
+    """Decides after the write: calling it during submission is a defect."""
 
     at_once = False
 
@@ -28,7 +28,7 @@ class Later:
         raise AssertionError
 
 
-class AtOnce:
+class SynchronousGate:
     at_once = True
 
     def __init__(self, *verdicts):
@@ -41,7 +41,7 @@ class AtOnce:
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database, gate=Later())
+    return Submitter(database, gate=DeferredGate())
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def admitted(database, ids):
         return await admit(tx, ids)
 
 
-async def test_a_job_waits_as_pending_and_the_gatekeeper_is_told(submitter, database, jobs):
+async def test_deferred_job_is_pending_and_notifies_the_admission_controller(submitter, database, jobs):
     submitted = await submitter.submit([task(), task()])
     ids = [one.job for one in submitted]
     assert {one.state for one in submitted} == {JobState.PENDING}
@@ -69,7 +69,7 @@ async def test_a_job_waits_as_pending_and_the_gatekeeper_is_told(submitter, data
     assert (job.state, job.reason, [m.state for m in job.history]) == ("PENDING", "policy_pending", ["PENDING"])
 
 
-async def test_an_admitted_job_is_queued_as_if_it_had_been_submitted_so(submitter, database, jobs):
+async def test_admitted_job_is_queued_as_if_submitted_without_a_gate(submitter, database, jobs):
     whole = Submission(
         show="film",
         layers=(
@@ -95,7 +95,7 @@ async def test_an_admitted_job_is_queued_as_if_it_had_been_submitted_so(submitte
     assert await database.value(sql("SELECT count(items) FROM rota.layer")) == 0
 
 
-async def test_admitted_before_its_time_it_is_deferred(submitter, database):
+async def test_job_admitted_before_its_run_at_is_deferred(submitter, database):
     at = datetime.now(UTC) + timedelta(hours=1)
     submitted = await submitter.submit([task(run_at=at, layer={"frames": 3}), task()])
     await admitted(database, [one.job for one in submitted])
@@ -103,7 +103,7 @@ async def test_admitted_before_its_time_it_is_deferred(submitter, database):
     assert (counts["deferred"], counts["waiting"]) == (3, 1)
 
 
-async def test_of_two_who_admit_one_queues(submitter, database):
+async def test_concurrent_admits_queue_each_job_once(submitter, database):
     submitted = await submitter.submit([task(layer={"frames": 4}) for _ in range(20)])
     ids = [one.job for one in submitted]
     by = await asyncio.gather(admitted(database, ids), admitted(database, ids[::-1]), admitted(database, ids[5:15]))
@@ -112,7 +112,7 @@ async def test_of_two_who_admit_one_queues(submitter, database):
     assert await admitted(database, ids) == []
 
 
-async def test_what_is_not_pending_is_not_admitted(submitter, database):
+async def test_only_pending_jobs_are_admitted(submitter, database):
     [one] = await submitter.submit([task()])
     async with database.transaction() as tx:
         await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "why")
@@ -120,7 +120,7 @@ async def test_what_is_not_pending_is_not_admitted(submitter, database):
     assert await waiting(database) == 0
 
 
-async def test_an_admission_that_rolls_back_admits_nobody(submitter, database, jobs):
+async def test_admission_that_rolls_back_admits_nothing(submitter, database, jobs):
     [one] = await submitter.submit([task(layer={"items": [1, 2]})])
     with pytest.raises(asyncio.CancelledError):
         await rolled_back(database, [one.job])
@@ -136,9 +136,9 @@ async def rolled_back(database, ids):
         raise asyncio.CancelledError
 
 
-async def test_a_gate_that_decides_at_once_is_asked_while_jobs_are_written(database, jobs):
+async def test_synchronous_gate_decides_during_submission(database, jobs):
     await a_show(database)
-    gate = AtOnce(
+    gate = SynchronousGate(
         AdmissionVerdict.ALLOW, AdmissionVerdict.REQUIRE_APPROVAL, AdmissionVerdict.DENY, AdmissionVerdict.WAIT
     )
     submitted = await Submitter(database, gate=gate).submit([task() for _ in range(4)])
@@ -153,9 +153,9 @@ async def test_a_gate_that_decides_at_once_is_asked_while_jobs_are_written(datab
     assert msgspec.msgpack.decode(row["payload"]) == [str(one.job) for one in submitted[2:]]
 
 
-async def test_every_decision_is_carried_out_in_one_transaction(submitter, database, jobs):
+async def test_all_decisions_are_applied_in_one_transaction(submitter, database, jobs):
     submitted = await submitter.submit([task() for _ in range(5)])
-    allow, deny, approval, wait, untold = (one.job for one in submitted)
+    allow, deny, approval, wait, undecided = (one.job for one in submitted)
     denied = {}
 
     async def finish(_tx, ended, state):
@@ -171,17 +171,17 @@ async def test_every_decision_is_carried_out_in_one_transaction(submitter, datab
         settled = await apply_decisions(tx, decisions, finish)
     assert (settled.admitted, settled.held) == ([allow], [approval])
     assert denied == {deny: ("rule 7", JobState.DENIED)}
-    seen = {job.id: (job.state, job.reason) for job in (await jobs.list()).items}
-    assert seen == {
+    found = {job.id: (job.state, job.reason) for job in (await jobs.list()).items}
+    assert found == {
         allow: ("SCHEDULED", None),
         deny: ("PENDING", "policy_pending"),
         approval: ("APPROVAL_REQUIRED", "needs_ann"),
         wait: ("PENDING", "policy_unavailable"),
-        untold: ("PENDING", "policy_pending"),
+        undecided: ("PENDING", "policy_pending"),
     }
 
 
-async def test_an_approved_job_goes_to_the_gate_again_once(submitter, database, jobs):
+async def test_approved_job_is_sent_to_the_gate_once(submitter, database, jobs):
     [one] = await submitter.submit([task()])
     async with database.transaction() as tx:
         await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "why")
@@ -190,19 +190,19 @@ async def test_an_approved_job_goes_to_the_gate_again_once(submitter, database, 
             assert await approve(tx, [one.job]) == expected
     assert (await jobs.get(one.job)).state is JobState.PENDING
     ids = await database.rows(sql("SELECT DISTINCT msg_id FROM rota.outbox"))
-    assert len(ids) == 2, "a second message under the id of the first would be dropped by the bus"
+    assert len(ids) == 2, "the bus would drop a second message with the same id"
 
 
-async def test_waiting_again_for_the_same_reason_is_no_news(submitter, database, jobs):
+async def test_repeated_wait_reason_adds_no_history_entry(submitter, database, jobs):
     [one] = await submitter.submit([task()])
     for reason in ("policy_unavailable", "policy_unavailable", "tenant_limit"):
         async with database.transaction() as tx:
             await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.PENDING, reason)
-    history = [(moment.state, moment.reason) for moment in (await jobs.get(one.job)).history]
+    history = [(entry.state, entry.reason) for entry in (await jobs.get(one.job)).history]
     assert history == [("PENDING", why) for why in ("policy_pending", "policy_unavailable", "tenant_limit")]
 
 
-async def test_holding_takes_no_edge_that_is_none(database):
+async def test_illegal_state_transition_is_refused(database):
     async with database.transaction() as tx:
         with pytest.raises(IllegalTransition):
             await change_unqueued_state(tx, [], JobState.SCHEDULED, JobState.APPROVAL_REQUIRED, None)

@@ -1,4 +1,4 @@
-"""Idempotency keys: the same key is the same job, however and however often it comes."""
+"""Idempotency keys: the same key gives the same job, however often and concurrently it is submitted."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def waiting(database):
     return sum(counts["waiting"] for counts in (await agreed(database)).values())
 
 
-async def test_the_same_key_is_the_same_job(submitter, database):
+async def test_same_key_returns_the_same_job(submitter, database):
     [first] = await submitter.submit([task(idempotency_key="k")])
     [again] = await submitter.submit([task(idempotency_key="k")])
     assert (again.job, again.state, again.already, first.already) == (first.job, "SCHEDULED", True, False)
@@ -39,7 +39,7 @@ async def test_the_same_key_is_the_same_job(submitter, database):
     assert await waiting(database) == 1
 
 
-async def test_a_key_finds_its_job_when_it_has_ended_and_when_it_is_gone(submitter, database):
+async def test_key_finds_its_job_after_it_ended_and_after_it_was_deleted(submitter, database):
     [first] = await submitter.submit([task(idempotency_key="k")])
     await database.run(ENDED)
     [again] = await submitter.submit([task(idempotency_key="k")])
@@ -49,7 +49,7 @@ async def test_a_key_finds_its_job_when_it_has_ended_and_when_it_is_gone(submitt
     assert (late.job, late.state, late.already) == (first.job, None, True)
 
 
-async def test_another_submission_under_the_key_is_refused_and_nothing_of_its_batch_is_written(submitter, database):
+async def test_key_conflict_refuses_the_whole_batch(submitter, database):
     [first] = await submitter.submit([task(idempotency_key="k")])
     with pytest.raises(IdempotencyConflict, match="'k' was used for another submission") as refused:
         await submitter.submit([task(idempotency_key="new"), task("other", idempotency_key="k")])
@@ -57,7 +57,7 @@ async def test_another_submission_under_the_key_is_refused_and_nothing_of_its_ba
     assert await left(database) == {"jobs": 1, "layers": 1, "entries": 1, "keys": 1}
 
 
-async def test_a_refused_key_leaves_the_callers_transaction_usable_and_takes_no_key(submitter, database):
+async def test_key_conflict_leaves_the_caller_transaction_usable_and_takes_no_key(submitter, database):
     await submitter.submit([task(idempotency_key="k")])
     async with database.transaction() as tx:
         with pytest.raises(IdempotencyConflict):
@@ -66,7 +66,7 @@ async def test_a_refused_key_leaves_the_callers_transaction_usable_and_takes_no_
     assert await left(database) == {"jobs": 2, "layers": 2, "entries": 2, "keys": 2}
 
 
-async def test_old_and_new_keys_and_none_go_together(submitter, database):
+async def test_batch_may_mix_known_new_and_missing_keys(submitter, database):
     [first] = await submitter.submit([task(idempotency_key="a", layer={"frames": 5}, max_cores=2)])
     old = task(idempotency_key="a", layer={"frames": 5}, max_cores=2)
     new = task(idempotency_key="b", layer={"items": [1, 2, 3]}, folder="shots", max_cores=3)
@@ -77,14 +77,14 @@ async def test_old_and_new_keys_and_none_go_together(submitter, database):
     assert await waiting(database) == 5 + 2 + 3
 
 
-async def test_keys_of_different_shows_have_nothing_to_do_with_each_other(submitter, database):
+async def test_keys_of_different_shows_are_independent(submitter, database):
     await a_show(database, "other", depts=())
     answers = await submitter.submit([task(idempotency_key="k"), task("x", idempotency_key="k", show="other")])
     assert [answer.already for answer in answers] == [False, False]
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_of_two_who_use_a_key_at_once_one_submits(submitter, database, commits):
+async def test_concurrent_use_of_a_key_submits_once(submitter, database, commits):
     await submitter.submit([task()])
     rolled_back = RuntimeError("rolled back")
     waits = []
@@ -97,7 +97,7 @@ async def test_of_two_who_use_a_key_at_once_one_submits(submitter, database, com
         async with database.transaction() as tx:
             [answer] = await submitter.submit([task(idempotency_key="k")], on=tx)
             waits.append(asyncio.create_task(second()))
-            await until(lambda: someone_waits(database), what="the second submitter to wait for the first")
+            await until(lambda: has_lock_waiter(database), what="the second submitter to wait for the first")
             if not commits:
                 raise rolled_back
             return answer
@@ -113,11 +113,11 @@ async def test_of_two_who_use_a_key_at_once_one_submits(submitter, database, com
     assert await waiting(database) == 2
 
 
-async def someone_waits(database):
+async def has_lock_waiter(database):
     return await database.value(WAITERS) > 0
 
 
-async def test_many_submitters_of_the_same_keys_make_each_job_once(submitter, database, database_url):
+async def test_many_concurrent_submitters_of_the_same_keys_create_each_job_once(submitter, database, database_url):
     keys = [f"k{number}" for number in range(20)]
     others = [await Database.open(PostgresTarget(url=database_url)) for _ in range(3)]
 
@@ -135,6 +135,6 @@ async def test_many_submitters_of_the_same_keys_make_each_job_once(submitter, da
     assert sum(not one.already for answer in answers for one in answer) == 20
 
 
-async def test_a_key_that_no_row_can_hold_is_refused(submitter):
+async def test_overlong_key_is_refused(submitter):
     with pytest.raises(InvalidInput, match="idempotency_key"):
         await submitter.submit([task(idempotency_key="k" * 201)])

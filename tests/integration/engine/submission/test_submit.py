@@ -1,4 +1,4 @@
-"""Submitting jobs: what is written, what is refused, and that nothing stays of what was not submitted."""
+"""Submission: what is written, what is refused, and that a refused or rolled back submission leaves nothing."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -47,7 +47,7 @@ def jobs(database):
 
 
 async def waiting(database):
-    """Frames that wait, by queue without its class; the counts agree with the rows."""
+    """Waiting frames by queue name without its class; checks that the counts match the rows."""
     found = {}
     for queue, counts in (await agreed(database)).items():
         found.setdefault(queue.rpartition("#")[0], []).append(counts["waiting"])
@@ -58,7 +58,7 @@ async def total_waiting(database):
     return sum(counts["waiting"] for counts in (await agreed(database)).values())
 
 
-async def test_a_task_is_a_job_with_a_layer_and_a_frame_that_can_be_claimed(submitter, database, dispatcher):
+async def test_task_submission_creates_a_job_a_layer_and_a_claimable_frame(submitter, database, dispatcher):
     [submitted] = await submitter.submit([task(value={"n": 1})])
     assert (submitted.state, submitted.already) == (JobState.SCHEDULED, False)
     assert await left(database) == {"jobs": 1, "layers": 1, "entries": 1}
@@ -67,7 +67,7 @@ async def test_a_task_is_a_job_with_a_layer_and_a_frame_that_can_be_claimed(subm
     assert [counts.running for counts in (await Queue(database).counts_exact()).values()] == [1]
 
 
-async def test_a_job_is_read_as_it_was_submitted(submitter, jobs):
+async def test_job_reads_back_as_submitted(submitter, jobs):
     [submitted] = await submitter.submit(
         [task("render", {"n": 1}, layer={"frames": "1-100x2", "cores": 0.5}, labels={"team": "fx"}, capability="read")]
     )
@@ -75,26 +75,26 @@ async def test_a_job_is_read_as_it_was_submitted(submitter, jobs):
     [layer] = job.layers
     assert (job.show, job.folder, job.dept, job.name) == ("film", "default", "default", "render")
     assert (job.state, job.reason, job.labels, job.details.capability) == ("SCHEDULED", None, {"team": "fx"}, "read")
-    assert [moment.state for moment in job.history] == ["PENDING", "SCHEDULED"]
+    assert [entry.state for entry in job.history] == ["PENDING", "SCHEDULED"]
     assert (layer.work.task, layer.work.cores, layer.counts) == ("render", 50, {"WAITING": 50})
     assert msgspec.msgpack.decode(layer.input) == {"n": 1}
     assert list(layer.frames.numbers()) == list(range(1, 101, 2))
 
 
-async def test_a_layer_of_a_million_frames_is_one_row_in_the_queue(submitter, database):
+async def test_layer_of_a_million_frames_is_one_queue_entry(submitter, database):
     await submitter.submit([task(layer={"frames": "0-1999998x2"})])
     assert await left(database) == {"jobs": 1, "layers": 1, "entries": 1}
     assert await waiting(database) == {"film/default/default": [1_000_000]}
 
 
-async def test_a_list_of_frames_is_queued_range_by_range(submitter, database, dispatcher):
+async def test_frame_list_is_queued_as_ranges(submitter, database, dispatcher):
     await submitter.submit([task(layer={"frames": "1,5,9-20"})])
     assert [piece.frames for piece in await dispatcher.pieces()] == [range(1, 2), range(5, 6), range(9, 21)]
     [layer] = await database.rows(LAYERS)
     assert (layer["ranges"], layer["frames"], layer["first_frame"]) == ([1, 1, 5, 1, 9, 12], 14, 1)
 
 
-async def test_each_frame_of_a_map_brings_its_own_input(submitter, database, dispatcher):
+async def test_each_frame_of_a_map_has_its_own_input(submitter, database, dispatcher):
     await submitter.submit([task(layer={"items": ["a", {"b": 1}, None]})])
     pieces = await dispatcher.pieces()
     assert [msgspec.msgpack.decode(piece.payload) for piece in pieces] == ["a", {"b": 1}, None]
@@ -102,7 +102,7 @@ async def test_each_frame_of_a_map_brings_its_own_input(submitter, database, dis
     assert (await database.row(LAYERS))["items"] is None
 
 
-async def test_layers_and_jobs_go_to_the_queues_of_their_places_and_are_counted_exactly(submitter, database):
+async def test_layers_go_to_the_queues_of_their_folder_and_class_with_exact_counts(submitter, database):
     two = Submission(
         show="film",
         folder="shots",
@@ -126,20 +126,20 @@ async def test_layers_and_jobs_go_to_the_queues_of_their_places_and_are_counted_
     }
 
 
-async def test_departments_of_one_folder_have_queues_of_their_own(submitter, database):
+async def test_departments_of_one_folder_have_separate_queues(submitter, database):
     await submitter.submit([task(), task(dept="fx"), task(dept="fx")])
     counted = sorted(counts["waiting"] for counts in (await agreed(database)).values())
     assert counted == [1, 2]
 
 
-async def test_jobs_of_a_batch_have_ascending_ids_in_its_order_and_are_claimed_in_it(submitter, dispatcher):
+async def test_batch_jobs_have_ascending_ids_and_are_claimed_in_order(submitter, dispatcher):
     submitted = await submitter.submit([task(value=number) for number in range(50)])
     ids = [one.job for one in submitted]
     assert ids == sorted(ids, key=lambda each: each.int)
     assert [piece.job for piece in await dispatcher.pieces()] == ids
 
 
-async def test_a_job_that_runs_later_is_deferred(submitter, database, jobs):
+async def test_job_with_a_future_run_at_is_deferred(submitter, database, jobs):
     at = datetime.now(UTC) + timedelta(hours=1)
     later, now = await submitter.submit([task(run_at=at, layer={"frames": 7}, max_wait_s=60), task()])
     assert await left(database) == {"jobs": 2, "layers": 2, "entries": 1, "deferred": 1}
@@ -149,19 +149,19 @@ async def test_a_job_that_runs_later_is_deferred(submitter, database, jobs):
     assert (await jobs.get(now.job)).run_at is None
 
 
-async def test_a_time_that_has_passed_is_now(submitter, database):
+async def test_job_with_a_past_run_at_is_queued_at_once(submitter, database):
     await submitter.submit([task(run_at=datetime(2020, 1, 1, tzinfo=UTC))])
     assert await left(database) == {"jobs": 1, "layers": 1, "entries": 1}
 
 
-async def test_deadlines_and_waits_are_moments_counted_from_submission(submitter, jobs):
+async def test_deadline_and_max_wait_count_from_submission(submitter, jobs):
     [submitted] = await submitter.submit([task(budget=Budget(deadline_ms=1500), max_wait_s=0.25)])
     job = await jobs.get(submitted.job)
     assert job.deadline_at - job.submitted_at == timedelta(milliseconds=1500)
     assert job.wait_until - job.submitted_at == timedelta(milliseconds=250)
 
 
-async def test_caps_come_with_the_job_and_raise_no_fence(submitter, database):
+async def test_caps_are_stored_with_the_job_without_raising_the_fence(submitter, database):
     fence = await database.value(FENCE)
     await submitter.submit([task(max_cores=8, priority=2, layer={"max_cores": 4, "max_gpus": 2, "gpus": 1}), task()])
     assert [tuple(row) for row in await database.rows(CAPS)] == [("job", 2, 800, -1), ("layer", None, 400, 2)]
@@ -169,7 +169,7 @@ async def test_caps_come_with_the_job_and_raise_no_fence(submitter, database):
     assert [row["capped"] for row in await database.rows(LAYERS)] == [True, False]
 
 
-async def test_a_large_input_is_pointed_to(submitter, database, jobs):
+async def test_large_input_is_stored_as_a_blob(submitter, database, jobs):
     large = "x" * 200_000
     [submitted] = await submitter.submit([task(value=large)])
     [layer] = (await jobs.get(submitted.job)).layers
@@ -178,22 +178,20 @@ async def test_a_large_input_is_pointed_to(submitter, database, jobs):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "word"),
+    ("wrong", "message"),
     [
         ({"show": "flim"}, "no show 'flim': did you mean film"),
         ({"folder": "shotz"}, "no folder of show film 'shotz': did you mean shots"),
         ({"dept": "fxx"}, "no dept 'fxx': did you mean fx"),
     ],
 )
-async def test_names_that_nobody_knows_are_refused_with_the_nearest_and_nothing_is_written(
-    submitter, database, wrong, word
-):
-    with pytest.raises(InvalidInput, match=word):
+async def test_unknown_names_are_refused_with_a_suggestion_and_nothing_is_written(submitter, database, wrong, message):
+    with pytest.raises(InvalidInput, match=message):
         await submitter.submit([task(), task(**wrong)])
     assert await left(database) == {}
 
 
-async def test_a_fault_in_one_submission_writes_none(submitter, database):
+async def test_one_invalid_submission_refuses_the_batch(submitter, database):
     with pytest.raises(InvalidInput, match="not a valid priority"):
         await submitter.submit([task(), task(priority=0)])
     with pytest.raises(InvalidInput, match="too many for one call"):
@@ -204,7 +202,7 @@ async def test_a_fault_in_one_submission_writes_none(submitter, database):
     assert await left(database) == {}
 
 
-async def test_a_show_that_was_renamed_is_known_by_its_new_name_alone(database):
+async def test_renamed_show_is_known_only_by_its_new_name(database):
     admin = await a_show(database)
     submitter = Submitter(database)
     await submitter.submit([task()])
@@ -214,17 +212,17 @@ async def test_a_show_that_was_renamed_is_known_by_its_new_name_alone(database):
     await a_show(database, "film", depts=())
     await submitter.submit([task(), task(show="movie")])
     counted = sorted(counts["waiting"] for counts in (await agreed(database)).values())
-    assert counted == [1, 2], "the new film has a queue of its own"
+    assert counted == [1, 2], "the new show film has its own queue"
 
 
-async def test_a_folder_can_be_made_and_used_in_one_transaction(submitter, database):
+async def test_folder_created_in_the_same_transaction_can_be_used(submitter, database):
     async with database.transaction() as tx:
         await tx.run(NEW_FOLDER)
         await submitter.submit([task(folder="new"), task()], on=tx)
     assert await waiting(database) == {"film/new/default": [1], "film/default/default": [1]}
 
 
-async def test_a_transaction_that_rolls_back_leaves_nothing(submitter, database):
+async def test_rolled_back_transaction_leaves_nothing(submitter, database):
     later = datetime.now(UTC) + timedelta(hours=1)
     whole = [
         task(value="x" * 100_000, idempotency_key="k", max_cores=4, layer={"max_cores": 2}),
@@ -248,7 +246,7 @@ async def test_a_transaction_that_rolls_back_leaves_nothing(submitter, database)
     }.items()
 
 
-async def test_pages_of_jobs_go_from_the_newest_to_the_oldest(submitter, database, jobs):
+async def test_job_pages_go_from_newest_to_oldest(submitter, database, jobs):
     await a_show(database, "other", depts=())
     submitted = await submitter.submit([task() for _ in range(5)] + [task(show="other", layer={"frames": 4})])
     ids = [one.job for one in submitted]
@@ -265,9 +263,7 @@ async def test_pages_of_jobs_go_from_the_newest_to_the_oldest(submitter, databas
         await jobs.list(most=0)
 
 
-async def test_a_list_shows_what_agrees_with_every_filter_and_nothing_of_shows_that_are_closed(
-    submitter, database, jobs
-):
+async def test_job_list_applies_every_filter_and_hides_other_shows(submitter, database, jobs):
     await a_show(database, "other", depts=())
     other = (await QuotaAdmin(database).show("other")).id
     given = [
@@ -289,13 +285,13 @@ async def test_a_list_shows_what_agrees_with_every_filter_and_nothing_of_shows_t
     assert second == (await found(topic="render"))[0]
 
 
-async def test_a_rare_job_is_found_by_following_pages_that_look_only_so_far(submitter, jobs, monkeypatch):
+async def test_rare_job_is_found_by_following_bounded_pages(submitter, jobs, monkeypatch):
     monkeypatch.setattr("rota.engine.queries.jobs.FIRST_SCAN_JOBS", 2)
     monkeypatch.setattr("rota.engine.queries.jobs.SCAN_JOBS_MAX", 3)
     [rare, *_] = await submitter.submit([task(topic="rare"), *(task() for _ in range(12))])
     page = await jobs.list(JobFilter(topic="rare"), most=1, scans_max=2)
     assert page.items == []
-    looked = 0
+    pages = 0
     while not page.items:
-        page, looked = await jobs.list(JobFilter(topic="rare"), after=page.next, most=1, scans_max=2), looked + 1
-    assert ([line.id for line in page.items], looked) == ([rare.job], 2)
+        page, pages = await jobs.list(JobFilter(topic="rare"), after=page.next, most=1, scans_max=2), pages + 1
+    assert ([line.id for line in page.items], pages) == ([rare.job], 2)
