@@ -1,4 +1,4 @@
-"""Asking a kernel that is elsewhere: one that answers, is down, slow, flapping or lying; and the breaker all share."""
+"""The client of a remote kernel that answers, is down, slow, flapping or invalid; and the shared circuit breaker."""
 
 import asyncio
 import time
@@ -63,11 +63,11 @@ async def client(settings, redis=None):
 
 
 @pytest.fixture
-async def liar():
-    """One that allows everything, until it is told to say something else."""
-    says = Liar(allow)
-    async with says.serving() as says.port:
-        yield says
+async def fake_kernel():
+    """A fake kernel that allows everything unless `says` is replaced."""
+    server = Liar(allow)
+    async with server.serving() as server.port:
+        yield server
 
 
 async def fail(kernel, times):
@@ -81,43 +81,45 @@ async def counted(redis):
     return int(await redis.get(RedisKeys().breaker_failures("safety")) or 0)
 
 
-async def test_every_word_comes_as_it_was_said(tmp_path, redis):
+async def test_every_decision_arrives_unchanged(tmp_path, redis):
     path = tmp_path / "policy.yaml"
     path.write_text(FULL)
     asked = [question(f"job.{name}", 3) for name in ("gate", "slow", "boxed", "counted", "none")]
     async with serving(path, redis) as process, client(asking(process.calls.port)) as kernel:
-        heard = await kernel.check(asked)
-        assert heard == await process.kernel.check(asked)
-    assert [word.says for word in heard] == [
+        received = await kernel.check(asked)
+        assert received == await process.kernel.check(asked)
+    assert [decision.says for decision in received] == [
         PolicyEffect.REQUIRE_APPROVAL, PolicyEffect.THROTTLE, PolicyEffect.ALLOW_WITH_CONSTRAINTS,
         PolicyEffect.THROTTLE, PolicyEffect.DENY,
     ]  # fmt: skip
-    assert [heard[3].for_job(job).says for job in asked[3].jobs] == [
+    assert [received[3].for_job(job).says for job in asked[3].jobs] == [
         PolicyEffect.ALLOW,
         PolicyEffect.ALLOW,
         PolicyEffect.THROTTLE,
     ]
-    assert heard[2].constraints.diff == {"f": 0.5}
+    assert received[2].constraints.diff == {"f": 0.5}
 
 
-async def test_many_questions_are_asked_in_parts(liar):
-    async with client(asking(liar.port)) as kernel:
+async def test_many_questions_are_sent_in_several_batches(fake_kernel):
+    async with client(asking(fake_kernel.port)) as kernel:
         assert len(await kernel.check([question(f"t{n}") for n in range(1200)])) == 1200
-    assert liar.calls == 3
+    assert fake_kernel.calls == 3
 
 
-async def test_a_decision_that_is_not_known_denies(liar):
-    liar.says = lambda _data: bytes.fromhex("0a06" + "0863" + "1a02" + "6162")  # one word: decision 99, rule "ab"
-    async with client(asking(liar.port)) as kernel:
-        [word] = await kernel.check([question()])
-    assert (word.says, word.rule) == (PolicyEffect.DENY, "ab")
+async def test_unknown_decision_code_denies(fake_kernel):
+    fake_kernel.says = lambda _data: bytes.fromhex(
+        "0a06" + "0863" + "1a02" + "6162"
+    )  # one decision: code 99, rule "ab"
+    async with client(asking(fake_kernel.port)) as kernel:
+        [decision] = await kernel.check([question()])
+    assert (decision.says, decision.rule) == (PolicyEffect.DENY, "ab")
 
 
-async def test_a_word_without_a_decision_denies(liar):
-    liar.says = lambda _data: bytes.fromhex("0a00")
-    async with client(asking(liar.port)) as kernel:
-        [word] = await kernel.check([question()])
-    assert word.says is PolicyEffect.DENY
+async def test_decision_without_a_code_denies(fake_kernel):
+    fake_kernel.says = lambda _data: bytes.fromhex("0a00")
+    async with client(asking(fake_kernel.port)) as kernel:
+        [decision] = await kernel.check([question()])
+    assert decision.says is PolicyEffect.DENY
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,9 @@ async def test_a_word_without_a_decision_denies(liar):
         ),
     ],
 )
-async def test_garbage_is_no_answer_and_counts(liar, redis, garbage):
-    liar.says = lambda _data: garbage
-    async with client(asking(liar.port), redis) as kernel:
+async def test_undecodable_reply_is_unavailable_and_counts_as_failure(fake_kernel, redis, garbage):
+    fake_kernel.says = lambda _data: garbage
+    async with client(asking(fake_kernel.port), redis) as kernel:
         await fail(kernel, 1)
     assert await counted(redis) == 1
 
@@ -161,21 +163,21 @@ async def test_garbage_is_no_answer_and_counts(liar, redis, garbage):
         grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED,
     ],
 )  # fmt: skip
-async def test_any_other_status_is_no_answer_and_counts(liar, redis, status):
-    liar.says = lambda _data: status
-    async with client(asking(liar.port), redis) as kernel:
+async def test_other_grpc_status_is_unavailable_and_counts_as_failure(fake_kernel, redis, status):
+    fake_kernel.says = lambda _data: status
+    async with client(asking(fake_kernel.port), redis) as kernel:
         await fail(kernel, 1)
     assert await counted(redis) == 1
 
 
-async def test_what_the_kernel_refuses_is_no_word_and_counts_nothing(liar, redis):
-    liar.says = lambda _data: grpc.StatusCode.INVALID_ARGUMENT
-    async with client(asking(liar.port), redis) as kernel:
+async def test_invalid_argument_is_unavailable_and_does_not_count_as_failure(fake_kernel, redis):
+    fake_kernel.says = lambda _data: grpc.StatusCode.INVALID_ARGUMENT
+    async with client(asking(fake_kernel.port), redis) as kernel:
         await fail(kernel, 5)
     assert await counted(redis) == 0
 
 
-async def test_a_kernel_that_is_down_opens_the_breaker_with_the_third_failure(redis):
+async def test_unreachable_kernel_opens_the_breaker_at_the_third_failure(redis):
     async with client(asking(free_port()), redis) as kernel:
         await fail(kernel, 3)
         with pytest.raises(BreakerOpen) as error:
@@ -185,39 +187,39 @@ async def test_a_kernel_that_is_down_opens_the_breaker_with_the_third_failure(re
     assert await counted(redis) == 3
 
 
-async def test_a_slow_kernel_is_left_after_the_time_limit(liar, redis):
-    liar.let_go.clear()
-    async with client(asking(liar.port, timeout=0.2), redis) as kernel:
+async def test_slow_kernel_is_abandoned_after_the_timeout(fake_kernel, redis):
+    fake_kernel.let_go.clear()
+    async with client(asking(fake_kernel.port, timeout=0.2), redis) as kernel:
         began = time.monotonic()
         await fail(kernel, 1)
         assert time.monotonic() - began < 5.0
     assert await counted(redis) == 1
 
 
-async def test_flapping_does_not_open_it(liar, redis):
-    async with client(asking(liar.port), redis) as kernel:
+async def test_flapping_kernel_does_not_open_the_breaker(fake_kernel, redis):
+    async with client(asking(fake_kernel.port), redis) as kernel:
         for _ in range(4):
-            liar.says = unavailable
+            fake_kernel.says = unavailable
             await fail(kernel, 2)
-            liar.says = allow
+            fake_kernel.says = allow
             await kernel.check([question()])
         assert (await kernel.breaker.status()).phase is BreakerPhase.CLOSED
 
 
-async def test_replicas_share_one_breaker(liar, redis):
-    liar.says = unavailable
-    async with client(asking(liar.port), redis) as one, client(asking(liar.port), redis) as other:
+async def test_replicas_share_one_breaker(fake_kernel, redis):
+    fake_kernel.says = unavailable
+    async with client(asking(fake_kernel.port), redis) as one, client(asking(fake_kernel.port), redis) as other:
         await fail(one, 2)
         await fail(other, 1)
         for kernel in (one, other):
             with pytest.raises(BreakerOpen):
                 await kernel.check([question()])
-    assert liar.calls == 3
+    assert fake_kernel.calls == 3
 
 
-async def test_the_time_it_is_open_begins_with_the_last_failure(liar, redis):
-    liar.says = unavailable
-    async with client(asking(liar.port, circuit_open_for=1.0), redis) as kernel:
+async def test_open_period_starts_at_the_last_failure(fake_kernel, redis):
+    fake_kernel.says = unavailable
+    async with client(asking(fake_kernel.port, circuit_open_for=1.0), redis) as kernel:
         await fail(kernel, 2)
         began = time.monotonic()
         await until(lambda: time.monotonic() - began > 0.5)
@@ -227,11 +229,11 @@ async def test_the_time_it_is_open_begins_with_the_last_failure(liar, redis):
     assert error.value.facts["retry_ms"] > 600
 
 
-async def opened(liar, *kernels):
-    """All of them see it open, and then half-open."""
-    liar.says = unavailable
+async def open_then_half_open(fake_kernel, *kernels):
+    """Open the breaker and wait until it may probe."""
+    fake_kernel.says = unavailable
     await fail(kernels[0], 3)
-    liar.says = allow
+    fake_kernel.says = allow
 
     async def is_over():
         return (await kernels[0].breaker.status()).retry_ms == 0
@@ -239,47 +241,47 @@ async def opened(liar, *kernels):
     await until(is_over)
 
 
-async def test_no_more_probes_than_allowed_by_all_replicas_together(liar, redis):
-    settings = asking(liar.port, circuit_open_for=0.3, timeout=10.0)
+async def test_half_open_breaker_limits_probes_across_replicas(fake_kernel, redis):
+    settings = asking(fake_kernel.port, circuit_open_for=0.3, timeout=10.0)
     async with client(settings, redis) as one, client(settings, redis) as other:
-        await opened(liar, one, other)
-        began, liar.calls = liar.calls, 0
+        await open_then_half_open(fake_kernel, one, other)
+        began, fake_kernel.calls = fake_kernel.calls, 0
         assert began == 3
-        liar.let_go.clear()
+        fake_kernel.let_go.clear()
         asked = [asyncio.create_task(kernel.check([question()])) for kernel in (one, other) * 4]
         done = list(asyncio.as_completed(asked))
         for task in done[:5]:
             with pytest.raises(BreakerOpen):
                 await task
-        assert liar.calls <= 3
-        liar.let_go.set()
-        words = [await task for task in done[5:]]
-        assert [word.says for [word] in words] == [PolicyEffect.ALLOW] * 3
+        assert fake_kernel.calls <= 3
+        fake_kernel.let_go.set()
+        decisions = [await task for task in done[5:]]
+        assert [decision.says for [decision] in decisions] == [PolicyEffect.ALLOW] * 3
         assert (await other.breaker.status()).phase is BreakerPhase.CLOSED
 
 
-async def test_one_failed_probe_opens_it_again(liar, redis):
-    async with client(asking(liar.port, circuit_open_for=0.2), redis) as kernel:
-        await opened(liar, kernel)
-        liar.says = unavailable
+async def test_one_failed_probe_reopens_the_breaker(fake_kernel, redis):
+    async with client(asking(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
+        await open_then_half_open(fake_kernel, kernel)
+        fake_kernel.says = unavailable
         await fail(kernel, 1)
         with pytest.raises(BreakerOpen):
             await kernel.check([question()])
 
 
-async def test_two_good_probes_close_it(liar, redis):
-    async with client(asking(liar.port, circuit_open_for=0.2), redis) as kernel:
-        await opened(liar, kernel)
+async def test_two_successful_probes_close_the_breaker(fake_kernel, redis):
+    async with client(asking(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
+        await open_then_half_open(fake_kernel, kernel)
         await kernel.check([question()])
         assert kernel.breaker.phase is BreakerPhase.HALF_OPEN
         await kernel.check([question()])
         assert kernel.breaker.phase is BreakerPhase.CLOSED
 
 
-async def test_without_redis_each_replica_has_its_own(liar):
-    liar.says = unavailable
+async def test_without_redis_each_replica_has_its_own_breaker(fake_kernel):
+    fake_kernel.says = unavailable
     dead = connect(RedisTarget(url=f"redis://127.0.0.1:{free_port()}"))
-    async with client(asking(liar.port), dead) as one, client(asking(liar.port), dead) as other:
+    async with client(asking(fake_kernel.port), dead) as one, client(asking(fake_kernel.port), dead) as other:
         await fail(one, 3)
         with pytest.raises(BreakerOpen):
             await one.check([question()])
@@ -287,16 +289,16 @@ async def test_without_redis_each_replica_has_its_own(liar):
     await dead.aclose()
 
 
-async def test_a_kernel_that_answers_is_asked_while_redis_is_away(liar):
+async def test_reachable_kernel_is_asked_while_redis_is_unavailable(fake_kernel):
     dead = connect(RedisTarget(url=f"redis://127.0.0.1:{free_port()}"))
-    async with client(asking(liar.port), dead) as kernel:
-        assert [word.says for word in await kernel.check([question()])] == [PolicyEffect.ALLOW]
+    async with client(asking(fake_kernel.port), dead) as kernel:
+        assert [decision.says for decision in await kernel.check([question()])] == [PolicyEffect.ALLOW]
     await dead.aclose()
 
 
-async def test_outputs_have_a_breaker_of_their_own(liar, redis):
-    liar.says = unavailable
-    outputs = RemoteOutputKernel(asking(liar.port), redis)
+async def test_output_checks_have_their_own_breaker(fake_kernel, redis):
+    fake_kernel.says = unavailable
+    outputs = RemoteOutputKernel(asking(fake_kernel.port), redis)
     for _ in range(3):
         with pytest.raises(Unavailable):
             await outputs.check_output("{}", b"", 1.0)
@@ -307,23 +309,23 @@ async def test_outputs_have_a_breaker_of_their_own(liar, redis):
     assert await counted(redis) == 0
 
 
-async def test_a_call_that_is_cancelled_counts_as_nothing(liar, redis):
-    liar.let_go.clear()
-    async with client(asking(liar.port), redis) as kernel:
+async def test_cancelled_call_does_not_count_as_failure(fake_kernel, redis):
+    fake_kernel.let_go.clear()
+    async with client(asking(fake_kernel.port), redis) as kernel:
         task = asyncio.create_task(kernel.check([question()]))
-        await liar.arrived.acquire()
+        await fake_kernel.arrived.acquire()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await counted(redis) == 0
 
 
-async def test_closing_ends_calls_without_a_word_and_counts_nothing(liar, redis):
-    liar.let_go.clear()
-    kernel = RemoteKernel(asking(liar.port), redis)
+async def test_close_ends_pending_calls_without_counting_failures(fake_kernel, redis):
+    fake_kernel.let_go.clear()
+    kernel = RemoteKernel(asking(fake_kernel.port), redis)
     tasks = [asyncio.create_task(kernel.check([question()])) for _ in range(4)]
     for _ in tasks:
-        await liar.arrived.acquire()
+        await fake_kernel.arrived.acquire()
     await kernel.close()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(each, Unavailable | asyncio.CancelledError) for each in ended)
@@ -332,7 +334,7 @@ async def test_closing_ends_calls_without_a_word_and_counts_nothing(liar, redis)
     assert await counted(redis) == 0
 
 
-async def test_the_policys_word_on_silence_is_remembered(tmp_path):
+async def test_fail_mode_of_the_policy_is_remembered(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(ALLOWING + "input_policy: {fail_mode: open}\n")
     async with serving(path) as process, client(asking(process.calls.port)) as kernel:

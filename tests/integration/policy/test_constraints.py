@@ -1,4 +1,4 @@
-"""Constraints of a policy act: on the time of a frame, its retries, what it leaves behind, and how many jobs run."""
+"""Policy constraints are enforced: runtime, retries, artifact bytes and concurrent jobs."""
 
 import asyncio
 import json
@@ -30,18 +30,18 @@ def kernel(monkeypatch):
 
 
 @pytest.fixture
-async def farm(kernel, database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypatch):
+async def cluster(kernel, database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
-        await farm.show()
-        farm.submitter = farm.replica.engine.submitter
-        yield farm
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as cluster:
+        await cluster.show()
+        cluster.submitter = cluster.replica.engine.submitter
+        yield cluster
         for gate in gates.values():
             gate.set()
-        await farm.quiet()
+        await cluster.quiet()
 
 
-def under(kernel, redaction="", **budgets):
+def set_constraints(kernel, redaction="", **budgets):
     kernel.said["default"] = word(
         PolicyEffect.ALLOW_WITH_CONSTRAINTS,
         "tight",
@@ -51,122 +51,124 @@ def under(kernel, redaction="", **budgets):
     )
 
 
-async def command(farm, script, **layer):
+async def command(cluster, script, **layer):
     spec = LayerSpec(argv=("sh", "-c", script), **layer)
-    [one] = await farm.submitter.submit([Submission(show="film", layers=(spec,))])
+    [one] = await cluster.submitter.submit([Submission(show="film", layers=(spec,))])
     return one.job
 
 
-async def ends(farm, job):
-    return [(each[1], each[2], each[3]) for each in await farm.ends(job)]
+async def ends(cluster, job):
+    return [(each[1], each[2], each[3]) for each in await cluster.ends(job)]
 
 
-async def test_a_frame_runs_under_its_constraints_and_is_told_them(farm, kernel, tmp_path):
-    under(kernel, "strict", max_runtime_ms=60_000, max_retries=3, max_artifact_bytes=1000, max_concurrent_jobs=7)
-    await farm.worker()
+async def test_frame_runs_under_its_constraints_and_sees_them_in_its_environment(cluster, kernel, tmp_path):
+    set_constraints(
+        kernel, "strict", max_runtime_ms=60_000, max_retries=3, max_artifact_bytes=1000, max_concurrent_jobs=7
+    )
+    await cluster.worker()
     out = tmp_path / "env"
-    job = await command(farm, f"env > {out}", env={"ROTA_MAX_RETRIES": "999", "MINE": "1"})
-    assert await farm.ended(job) == "SUCCEEDED"
+    job = await command(cluster, f"env > {out}", env={"ROTA_MAX_RETRIES": "999", "MINE": "1"})
+    assert await cluster.ended(job) == "SUCCEEDED"
     env = dict(line.split("=", 1) for line in out.read_text().splitlines())
     assert json.loads(env["ROTA_POLICY_CONSTRAINTS"])["sandbox"] == {"network": False}
-    told = ("ROTA_REDACTION_LEVEL", "ROTA_MAX_ARTIFACT_BYTES", "ROTA_MAX_CONCURRENT_JOBS", "ROTA_MAX_RETRIES", "MINE")
-    assert [env[name] for name in told] == ["strict", "1000", "7", "3", "1"]
-    assert (await farm.jobs.get(job)).policy.rule == "tight"
+    names = ("ROTA_REDACTION_LEVEL", "ROTA_MAX_ARTIFACT_BYTES", "ROTA_MAX_CONCURRENT_JOBS", "ROTA_MAX_RETRIES", "MINE")
+    assert [env[name] for name in names] == ["strict", "1000", "7", "3", "1"]
+    assert (await cluster.jobs.get(job)).policy.rule == "tight"
 
 
-async def test_a_frame_is_stopped_when_its_policy_says_and_not_when_it_asks(farm, kernel):
-    under(kernel, max_runtime_ms=200)
-    await farm.worker()
-    job = await command(farm, "sleep 60", timeout_s=30.0, kill_after_s=0.1)
-    assert await farm.ended(job) == "TIMEOUT"
+async def test_policy_runtime_limit_overrides_the_requested_timeout(cluster, kernel):
+    set_constraints(kernel, max_runtime_ms=200)
+    await cluster.worker()
+    job = await command(cluster, "sleep 60", timeout_s=30.0, kill_after_s=0.1)
+    assert await cluster.ended(job) == "TIMEOUT"
 
 
-async def test_no_more_attempts_are_made_than_the_policy_allows(farm, kernel):
-    under(kernel, max_retries=1)
-    await farm.worker()
-    job = await farm.submit("flaky", 9, layer={"retries": 5})
-    assert await farm.ended(job) == "FAILED"
-    assert await ends(farm, job) == [(1, "RETRIED", "retry"), (2, "FAILED", "max_retries_exceeded")]
-    [letter] = await farm.replica.queue.dead_letters.find(DeadLetterFilter())
-    assert (letter.reason, letter.job) == ("max_retries_exceeded", job)
+async def test_policy_limits_the_number_of_attempts(cluster, kernel):
+    set_constraints(kernel, max_retries=1)
+    await cluster.worker()
+    job = await cluster.submit("flaky", 9, layer={"retries": 5})
+    assert await cluster.ended(job) == "FAILED"
+    assert await ends(cluster, job) == [(1, "RETRIED", "retry"), (2, "FAILED", "max_retries_exceeded")]
+    [dead_letter] = await cluster.replica.queue.dead_letters.find(DeadLetterFilter())
+    assert (dead_letter.reason, dead_letter.job) == ("max_retries_exceeded", job)
     seen["flaky"].clear()
-    plain = await farm.submit("flaky", 9, layer={"retries": 0})
-    assert await farm.ended(plain) == "FAILED"
-    assert [each[2] for each in await ends(farm, plain)] == ["retry"], "it asked for no more than it may"
+    plain = await cluster.submit("flaky", 9, layer={"retries": 0})
+    assert await cluster.ended(plain) == "FAILED"
+    assert [each[2] for each in await ends(cluster, plain)] == ["retry"], "it asked for no more retries than allowed"
 
 
-async def test_a_frame_leaves_no_more_behind_than_the_policy_allows(farm, kernel):
-    under(kernel, max_artifact_bytes=100)
-    await farm.worker()
-    small = await command(farm, "head -c 100 /dev/zero > a", artifacts=("a",))
-    assert await farm.ended(small) == "SUCCEEDED"
-    large = await command(farm, "head -c 60 /dev/zero > a; head -c 60 /dev/zero > b", artifacts=("a", "b"))
-    assert await farm.ended(large) == "FAILED"
-    assert await ends(farm, large) == [(1, "FAILED", "artifact_limit")]
+async def test_policy_limits_the_artifact_bytes_of_a_frame(cluster, kernel):
+    set_constraints(kernel, max_artifact_bytes=100)
+    await cluster.worker()
+    small = await command(cluster, "head -c 100 /dev/zero > a", artifacts=("a",))
+    assert await cluster.ended(small) == "SUCCEEDED"
+    large = await command(cluster, "head -c 60 /dev/zero > a; head -c 60 /dev/zero > b", artifacts=("a", "b"))
+    assert await cluster.ended(large) == "FAILED"
+    assert await ends(cluster, large) == [(1, "FAILED", "artifact_limit")]
 
 
-async def test_what_a_worker_lets_pass_the_server_refuses(farm, kernel):
-    under(kernel, max_artifact_bytes=100)
-    await farm.worker()
+async def test_server_refuses_artifacts_over_the_limit_that_a_worker_accepted(cluster, kernel):
+    set_constraints(kernel, max_artifact_bytes=100)
+    await cluster.worker()
     hanging("a")
-    job = await farm.submit("hang", "a")
-    await farm.running("a")
-    row = await farm.database.row(PROCS)
+    job = await cluster.submit("hang", "a")
+    await cluster.running("a")
+    row = await cluster.database.row(PROCS)
     pointer = f"file:{'00' * 32}:90"
-    left = (Artifact("a", pointer=pointer), Artifact("b", data=b"x" * 11))
-    await farm.replica.engine.finisher.finish_attempts(
-        row["pk_host"], [AttemptResult(row["token"], AttemptStatus.SUCCEEDED, b"\x01", artifacts=left)]
+    artifacts = (Artifact("a", pointer=pointer), Artifact("b", data=b"x" * 11))
+    await cluster.replica.engine.finisher.finish_attempts(
+        row["pk_host"], [AttemptResult(row["token"], AttemptStatus.SUCCEEDED, b"\x01", artifacts=artifacts)]
     )
-    assert await farm.ended(job) == "FAILED"
-    [end] = await farm.jobs.frame_ends((await farm.jobs.get(job)).layers[0].id)
+    assert await cluster.ended(job) == "FAILED"
+    [end] = await cluster.jobs.frame_ends((await cluster.jobs.get(job)).layers[0].id)
     assert (end.code, end.artifacts, end.value) == ("artifact_limit", None, None)
 
 
-async def test_so_many_jobs_of_the_show_run_at_once_as_the_policy_says(farm, kernel):
-    under(kernel, max_concurrent_jobs=2)
-    await farm.worker(slots=20)
+async def test_policy_limits_the_concurrent_jobs_of_a_show(cluster, kernel):
+    set_constraints(kernel, max_concurrent_jobs=2)
+    await cluster.worker(slots=20)
     for name in ("a", "b", "c"):
         hanging(name)
     jobs = {}
     for name in ("a", "b"):
-        jobs[name] = await farm.submit("hang", name, frames=2)
-        await farm.running(name, 2)
-    jobs["c"] = await farm.submit("hang", "c", frames=2)
+        jobs[name] = await cluster.submit("hang", name, frames=2)
+        await cluster.running(name, 2)
+    jobs["c"] = await cluster.submit("hang", "c", frames=2)
 
-    async def told():
-        rows = await farm.database.rows(REASONS)
+    async def has_reason():
+        rows = await cluster.database.rows(REASONS)
         return {row["pk_job"]: row["reason"] for row in rows}.get(jobs["c"]) == "tenant_limit"
 
-    await until(told, what="the reason")
-    explained = await farm.replica.engine.explainer.explain(jobs["c"])
+    await until(has_reason, what="the wait reason")
+    explained = await cluster.replica.engine.explainer.explain(jobs["c"])
     assert (explained.reasons[0].code, explained.reasons[0].amounts.limit) == ("tenant_limit", 2)
     gates["a"].set()
-    await farm.running("c", 2)
+    await cluster.running("c", 2)
     gates["b"].set(), gates["c"].set()
     for job in jobs.values():
-        assert await farm.ended(job) == "SUCCEEDED"
+        assert await cluster.ended(job) == "SUCCEEDED"
 
 
-async def test_two_dispatchers_at_once_let_in_no_more_than_the_policy_says(farm, kernel):
-    under(kernel, max_concurrent_jobs=3)
-    jobs = [await farm.submit("noop") for _ in range(10)]
-    show = await farm.database.value(sql("SELECT pk_show FROM rota.show"))
-    one, two = ConcurrencyLimiter(farm.database), ConcurrencyLimiter(farm.database)
-    let_in = await asyncio.gather(one.admit(show, jobs), two.admit(show, jobs[::-1]))
-    assert let_in[0] == let_in[1]
-    assert len(let_in[0]) == 3
+async def test_two_limiters_together_respect_the_policy_limit(cluster, kernel):
+    set_constraints(kernel, max_concurrent_jobs=3)
+    jobs = [await cluster.submit("noop") for _ in range(10)]
+    show = await cluster.database.value(sql("SELECT pk_show FROM rota.show"))
+    one, two = ConcurrencyLimiter(cluster.database), ConcurrencyLimiter(cluster.database)
+    admitted = await asyncio.gather(one.admit(show, jobs), two.admit(show, jobs[::-1]))
+    assert admitted[0] == admitted[1]
+    assert len(admitted[0]) == 3
     await one.refresh()
     assert one.limited == {show}
-    await farm.worker()
+    await cluster.worker()
     for job in jobs:
-        assert await farm.ended(job) == "SUCCEEDED"
+        assert await cluster.ended(job) == "SUCCEEDED"
 
 
 @pytest.mark.parametrize(
     ("asked_s", "allowed_ms", "holds_s"),
     [(0.0, 0, 0.0), (5.0, 0, 5.0), (0.0, 2000, 2.0), (5.0, 2000, 2.0), (1.0, 2000, 1.0)],
 )
-def test_the_lower_of_both_times_holds(asked_s, allowed_ms, holds_s):
+def test_lower_of_requested_and_allowed_runtime_applies(asked_s, allowed_ms, holds_s):
     work = apply_constraints(
         Work(task="t", timeout_s=asked_s), Constraints(budgets=PolicyBudgets(max_runtime_ms=allowed_ms))
     )

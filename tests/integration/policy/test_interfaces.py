@@ -1,4 +1,4 @@
-"""A policy file before a whole farm: what it decides, and what operators ask about it by HTTP."""
+"""A policy file in a running cluster: what it decides, and what operators ask over HTTP."""
 
 import asyncpg
 import psycopg
@@ -39,11 +39,11 @@ def path(tmp_path):
 @pytest.fixture
 async def api(database_url, redis_url, nats_url, bus_prefix, path):
     more = {"faces": services, "policy": PolicySettings(file=str(path))}
-    async with Farm(database_url, redis_url, nats_url, bus_prefix, **more) as farm, Api(farm) as api:
-        await farm.show()
-        await farm.worker()
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, **more) as cluster, Api(cluster) as api:
+        await cluster.show()
+        await cluster.worker()
         yield api
-        await farm.quiet()
+        await cluster.quiet()
 
 
 @pytest.fixture
@@ -57,20 +57,20 @@ async def submitted(api, frames=1, **more):
     return one.job, await api.farm.ended(one.job)
 
 
-async def test_jobs_end_as_the_file_says_and_say_by_which_rule(api, operator):
+async def test_jobs_end_as_the_policy_file_decides_and_name_the_rule(api, operator):
     allowed, denied, default = (
         await submitted(api),
         await submitted(api, risk_tags=("destructive",)),
         await submitted(api, 11),
     )
     assert [state for _, state in (allowed, denied, default)] == ["SUCCEEDED", "DENIED", "DENIED"]
-    told = (await operator.get(f"/jobs/{denied[0]}")).json()
-    assert (told["policy"]["rule"], told["policy"]["snapshot"]) == ("risky", snapshot_id(TEXT))
+    reply = (await operator.get(f"/jobs/{denied[0]}")).json()
+    assert (reply["policy"]["rule"], reply["policy"]["snapshot"]) == ("risky", snapshot_id(TEXT))
 
 
 @pytest.mark.parametrize("where", ["own", "transaction", "connection", "sync"])
-async def test_who_knows_of_no_policy_meets_it_all_the_same(api, where, database_url):
-    """An application with settings of its own that name none."""
+async def test_submitter_without_policy_settings_is_still_subject_to_the_policy(api, where, database_url):
+    """An application whose own settings name no policy."""
     unaware = api.farm.submitter
     given = [
         Submission(show="film", layers=(LayerSpec(task="noop"),), risk_tags=tags) for tags in ((), ("destructive",))
@@ -93,59 +93,59 @@ async def test_who_knows_of_no_policy_meets_it_all_the_same(api, where, database
     assert [await api.farm.ended(one.job) for one in jobs] == ["SUCCEEDED", "DENIED"]
 
 
-async def test_a_key_of_a_submission_that_was_written_late_is_not_lost(api):
+async def test_idempotency_key_of_a_deferred_submission_is_kept(api):
     given = Submission(show="film", layers=(LayerSpec(task="noop"),), idempotency_key="once")
     [first], [again] = await api.farm.submitter.submit([given]), await api.farm.submitter.submit([given])
     assert (again.job, again.already) == (first.job, True)
     await api.farm.ended(first.job)
 
 
-async def test_a_job_is_explained_by_the_policy_in_force_and_by_another(api, operator):
+async def test_job_is_explained_by_the_current_and_by_another_policy(api, operator):
     job, _ = await submitted(api, 5)
-    told = (await operator.post("/policy/explain", json={"job": str(job)})).json()
-    assert (told["word"]["says"], told["word"]["rule"], told["was"]["rule"]) == ("ALLOW", "small", "small")
-    assert [(each["rule"], each["fate"], each["why"]) for each in told["findings"]] == [
+    reply = (await operator.post("/policy/explain", json={"job": str(job)})).json()
+    assert (reply["word"]["says"], reply["word"]["rule"], reply["was"]["rule"]) == ("ALLOW", "small", "small")
+    assert [(each["rule"], each["fate"], each["why"]) for each in reply["findings"]] == [
         ("risky", "unmet", "risk_tags"),
         ("small", "decided", ""),
     ]
-    told = (await operator.post("/policy/explain", json={"job": str(job), "policy": TIGHTER})).json()
-    assert (told["word"]["says"], told["word"]["rule"]) == ("DENY", "")
+    reply = (await operator.post("/policy/explain", json={"job": str(job), "policy": TIGHTER})).json()
+    assert (reply["word"]["says"], reply["word"]["rule"]) == ("DENY", "")
     job = {"show": "film", "layers": [{"task": "noop"}], "risk_tags": ["destructive"]}
-    told = (await operator.post("/policy/explain", json={"submission": job})).json()
-    assert (told["word"]["says"], told["word"]["reason"]) == ("DENY", "nothing is deleted here")
+    reply = (await operator.post("/policy/explain", json={"submission": job})).json()
+    assert (reply["word"]["says"], reply["word"]["reason"]) == ("DENY", "nothing is deleted here")
     problem(await operator.post("/policy/explain", json={}), 400, "invalid_input")
-    nobody = "00000000-0000-7000-8000-000000000000"
-    problem(await operator.post("/policy/explain", json={"job": nobody}), 404, "not_found")
+    unknown_job = "00000000-0000-7000-8000-000000000000"
+    problem(await operator.post("/policy/explain", json={"job": unknown_job}), 404, "not_found")
 
 
-async def test_what_another_policy_would_change_is_told_by_past_jobs(api, operator):
+async def test_simulation_reports_changed_decisions_of_past_jobs(api, operator):
     for frames in (1, 1, 5):
         await submitted(api, frames)
     gone, _ = await submitted(api, 20)
-    told = (await operator.post("/policy/simulate", json={"policy": TIGHTER, "hours": 1})).json()
-    assert (told["jobs"], told["changed"], told["is_all"]) == (4, 1, True)
-    [change] = told["changes"]
+    reply = (await operator.post("/policy/simulate", json={"policy": TIGHTER, "hours": 1})).json()
+    assert (reply["jobs"], reply["changed"], reply["is_all"]) == (4, 1, True)
+    [change] = reply["changes"]
     assert (change["was"], change["would"], change["rule"], change["jobs"]) == ("ALLOW", "DENY", "", 1)
-    told = (await operator.post("/policy/simulate", json={"policy": "default_decision: allow"})).json()
-    assert ([change["example"] for change in told["changes"]], told["says"]) == ([str(gone)], {"ALLOW": 4})
-    told = (await operator.post("/policy/simulate", json={"policy": TIGHTER, "limit": 2})).json()
-    assert (told["jobs"], told["is_all"]) == (2, False)
+    reply = (await operator.post("/policy/simulate", json={"policy": "default_decision: allow"})).json()
+    assert ([change["example"] for change in reply["changes"]], reply["says"]) == ([str(gone)], {"ALLOW": 4})
+    reply = (await operator.post("/policy/simulate", json={"policy": TIGHTER, "limit": 2})).json()
+    assert (reply["jobs"], reply["is_all"]) == (2, False)
     for wrong in ({"policy": "ruls: []"}, {"policy": TEXT, "hours": 0}, {"policy": TEXT, "limit": 0}):
         problem(await operator.post("/policy/simulate", json=wrong), 400, "invalid_input")
 
 
-async def test_a_text_is_checked_and_tried_on_cases(operator):
-    told = (await operator.post("/policy/check", json={"policy": TEXT})).json()
-    assert (told["rules"], told["default"], told["snapshot"]) == (2, "DENY", snapshot_id(TEXT))
+async def test_policy_text_is_validated_and_tested_on_cases(operator):
+    reply = (await operator.post("/policy/check", json={"policy": TEXT})).json()
+    assert (reply["rules"], reply["default"], reply["snapshot"]) == (2, "DENY", snapshot_id(TEXT))
     wrong = await operator.post("/policy/check", json={"policy": TEXT.replace("decision", "decison")})
     assert problem(wrong, 400, "invalid_input").startswith("policy:3: a rule has no 'decison'")
-    told = (await operator.post("/policy/test", json={"policy": TEXT, "cases": CASES})).json()
-    assert (told["passed"], told["failed"]) == (2, 0)
-    told = (await operator.post("/policy/test", json={"policy": TIGHTER, "cases": CASES})).json()
-    assert (told["cases"][0]["name"], told["cases"][0]["said"], told["failed"]) == ("small ones run", "DENY", 1)
+    reply = (await operator.post("/policy/test", json={"policy": TEXT, "cases": CASES})).json()
+    assert (reply["passed"], reply["failed"]) == (2, 0)
+    reply = (await operator.post("/policy/test", json={"policy": TIGHTER, "cases": CASES})).json()
+    assert (reply["cases"][0]["name"], reply["cases"][0]["said"], reply["failed"]) == ("small ones run", "DENY", 1)
 
 
-async def test_the_file_is_read_anew_by_every_server_when_an_admin_says_so(api, operator, path):
+async def test_admin_reload_makes_every_server_read_the_file(api, operator, path):
     other = await api.farm.server()
     path.write_text(TIGHTER)
     problem(await operator.post("/policy/reload"), 403, "forbidden")
@@ -153,8 +153,8 @@ async def test_the_file_is_read_anew_by_every_server_when_an_admin_says_so(api, 
     assert (await admin.post("/policy/reload")).json() == {"changed": True, "snapshot": snapshot_id(TIGHTER)}
     await until(lambda: other.kernel.snapshots.current.snapshot == snapshot_id(TIGHTER))
     assert (await submitted(api, 5))[1] == "DENIED"
-    told = (await operator.get("/policy/snapshots")).json()["items"]
-    assert [each["id"] for each in told] == [snapshot_id(TIGHTER), snapshot_id(TEXT)]
+    reply = (await operator.get("/policy/snapshots")).json()["items"]
+    assert [each["id"] for each in reply] == [snapshot_id(TIGHTER), snapshot_id(TEXT)]
     path.write_text("rules: 3")
     assert problem(await admin.post("/policy/reload"), 400, "invalid_input").startswith(f"{path}:1: rules must be")
     assert len(await api.farm.database.rows(AUDIT)) == 1

@@ -1,4 +1,4 @@
-"""J5: nothing that the policy did not let run reaches a worker, whatever the kernel does and whoever submits."""
+"""J5: no job that the policy did not allow reaches a worker, whatever the kernel does and however it is submitted."""
 
 import asyncio
 from itertools import cycle
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 KINDS = {"allow": 1, "tight": 2, "deny": 3, "approval": 4, "throttle": 5, "odd": 6}
 MAY_RUN = {1, 2}
-WORDLESS = sql("""
+RAN_WITHOUT_DECISION = sql("""
 SELECT count(*) FROM (SELECT word, state FROM rota.job UNION ALL SELECT word, state FROM rota.job_done) AS j
 WHERE j.word IS NULL AND j.state IN ('SCHEDULED', 'DISPATCHED', 'RUNNING', 'SUCCEEDED', 'FAILED')""")
 DUE = sql("""
@@ -32,19 +32,19 @@ SELECT DISTINCT j.labels ->> 'as' AS kind, j.state FROM (
   SELECT labels, state FROM rota.job UNION ALL SELECT labels, state FROM rota.job_done) AS j""")
 
 
-class Wild:
-    """Answers by a label, and in every other way but well, call by call, until it is well."""
+class UnreliableKernel:
+    """Answers by a label; fails in a different way on each call until `healthy`."""
 
     def __init__(self):
-        self.is_well = False
+        self.healthy = False
         self.calls = 0
-        self._ways = cycle(("away", "breaker", "crash", "short", "long", "hang", "garbage", "killed", "well"))
+        self._failures = cycle(("away", "breaker", "crash", "short", "long", "hang", "garbage", "killed", "well"))
         self.said = dict(TABLE)
 
     async def check(self, questions):
         self.calls += 1
-        words = [self.said[each.asked.labels["as"]] for each in questions]
-        match "well" if self.is_well else next(self._ways):
+        decisions = [self.said[each.asked.labels["as"]] for each in questions]
+        match "well" if self.healthy else next(self._failures):
             case "away":
                 raise Unavailable("The kernel does not answer.")
             case "breaker":
@@ -52,24 +52,24 @@ class Wild:
             case "crash":
                 raise RuntimeError("what now")
             case "short":
-                return words[1:]
+                return decisions[1:]
             case "long":
-                return [*words, word(PolicyEffect.ALLOW)]
+                return [*decisions, word(PolicyEffect.ALLOW)]
             case "hang":
                 await asyncio.Event().wait()
             case "garbage":
                 return [
                     PolicyDecision(says="ALLOW_EVERYTHING", snapshot="x") if at % 2 else None
-                    for at, _ in enumerate(words)
+                    for at, _ in enumerate(decisions)
                 ]
             case "killed":
                 raise asyncio.CancelledError
-        return words
+        return decisions
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    kernel = Wild()
+    kernel = UnreliableKernel()
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
     monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.2)
     monkeypatch.setattr("rota.engine.admission.precheck.KERNEL_TIMEOUT_S", 0.2)
@@ -78,55 +78,55 @@ def kernel(monkeypatch):
 
 
 @pytest.fixture
-async def farm(kernel, database_url, redis_url, nats_url, bus_prefix):
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
-        await farm.show()
-        await farm.server()
-        await farm.worker()
-        yield farm
+async def cluster(kernel, database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as cluster:
+        await cluster.show()
+        await cluster.server()
+        await cluster.worker()
+        yield cluster
 
 
-def of(kind):
+def submission_of(kind):
     layer = LayerSpec(task="square", input={"args": [KINDS[kind]], "kwargs": {}})
     return Submission(show="film", layers=(layer,), labels={"as": kind})
 
 
-async def submitted_by_everybody(farm, kinds):
-    """By both servers, in a transaction of the caller's, by the bus, and where no kernel can be asked."""
-    one, two = (replica.engine.submitter for replica in farm.replicas)
-    batch = [of(kind) for kind in kinds]
-    calls = [one.submit(batch), two.submit(batch), Submitter(farm.database, gate=DeferAll()).submit(batch)]
+async def submit_every_way(cluster, kinds):
+    """Submit by both servers, in a caller transaction, over the bus, and without a kernel."""
+    one, two = (replica.engine.submitter for replica in cluster.replicas)
+    batch = [submission_of(kind) for kind in kinds]
+    calls = [one.submit(batch), two.submit(batch), Submitter(cluster.database, gate=DeferAll()).submit(batch)]
     for result in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(result, list), result
-    async with farm.database.transaction() as tx:
+    async with cluster.database.transaction() as tx:
         await one.submit(batch, on=tx)
     messages = [
         BusMessage(subject=SUBMIT_SUBJECT, data=encode_submission(each), msg_id=f"{id(batch)}:{n}")
         for n, each in enumerate(batch)
     ]
-    await farm.replica.bus.publish_many(messages)
+    await cluster.replica.bus.publish_many(messages)
 
 
-async def states(farm):
-    return {(row["kind"], row["state"]) for row in await farm.database.rows(BY_LABEL)}
+async def states(cluster):
+    return {(row["kind"], row["state"]) for row in await cluster.database.rows(BY_LABEL)}
 
 
-async def settled(farm):
-    await farm.database.run(DUE)
-    found = {state for kind, state in await states(farm) if kind in ("allow", "tight", "deny", "odd")}
-    held = {state for kind, state in await states(farm) if kind == "approval"}
+async def settled(cluster):
+    await cluster.database.run(DUE)
+    found = {state for kind, state in await states(cluster) if kind in ("allow", "tight", "deny", "odd")}
+    held = {state for kind, state in await states(cluster) if kind == "approval"}
     return found == {"SUCCEEDED", "DENIED"} and held == {"APPROVAL_REQUIRED"}
 
 
-async def test_nothing_unallowed_runs_whatever_the_kernel_does(farm, kernel):
+async def test_only_allowed_jobs_run_whatever_the_kernel_does(cluster, kernel):
     for _ in range(4):
-        await submitted_by_everybody(farm, KINDS)
+        await submit_every_way(cluster, KINDS)
         assert set(seen.get("square", [])) <= MAY_RUN
-    kernel.is_well = True
-    await until(lambda: settled(farm), within_s=60.0, what="a decision about each")
+    kernel.healthy = True
+    await until(lambda: settled(cluster), within_s=60.0, what="a decision for each job")
     assert set(seen["square"]) == MAY_RUN
-    assert await farm.database.value(WORDLESS) == 0
-    assert dict(await states(farm)) == {
+    assert await cluster.database.value(RAN_WITHOUT_DECISION) == 0
+    assert dict(await states(cluster)) == {
         "allow": "SUCCEEDED",
         "tight": "SUCCEEDED",
         "deny": "DENIED",
@@ -134,18 +134,18 @@ async def test_nothing_unallowed_runs_whatever_the_kernel_does(farm, kernel):
         "approval": "APPROVAL_REQUIRED",
         "throttle": "PENDING",
     }
-    await approved_then_denied(farm, kernel)
+    await approved_then_denied(cluster, kernel)
 
 
-async def approved_then_denied(farm, kernel):
-    """What people agreed to is asked about once more: a policy that denies it by then is heard."""
+async def approved_then_denied(cluster, kernel):
+    """Approved jobs are checked once more: a policy that denies them by then wins."""
     kernel.said["approval"] = TABLE["deny"]
-    approver = farm.replica.engine.approver
+    approver = cluster.replica.engine.approver
     for each in await approver.approvals.list(most=100):
         await approver.approve(each, Voter("ann", "key:ann:1", is_operator=True))
 
     async def denied():
-        return {state for kind, state in await states(farm) if kind == "approval"} == {"DENIED"}
+        return {state for kind, state in await states(cluster) if kind == "approval"} == {"DENIED"}
 
-    await until(denied, within_s=30.0, what="the denial of what was approved")
+    await until(denied, within_s=30.0, what="the denial of the approved jobs")
     assert set(seen["square"]) == MAY_RUN

@@ -1,4 +1,4 @@
-"""The kernel as a process: its file, its snapshots, its door; and what is left when it is killed or stopped."""
+"""The kernel as a process: policy file, snapshots, authentication; and clients when it is killed or stopped."""
 
 import asyncio
 import re
@@ -59,13 +59,13 @@ async def client(settings, redis=None):
 
 
 @pytest.fixture
-async def asked(path):
-    """A kernel over gRPC, and who asks it."""
+async def kernel_client(path):
+    """A client of a kernel over gRPC."""
     async with serving(path) as process, client(asking(process.calls.port)) as kernel:
         yield kernel
 
 
-async def test_a_killed_kernel_gives_no_word_and_is_asked_again_when_it_is_back(spawn, path, redis):
+async def test_killed_kernel_is_unavailable_and_answers_after_a_restart(spawn, path, redis):
     port = free_port()
     process = await spawned(spawn, path, port)
     async with client(asking(port, circuit_fail_budget=10**6), redis) as kernel:
@@ -76,9 +76,9 @@ async def test_a_killed_kernel_gives_no_word_and_is_asked_again_when_it_is_back(
             except Unavailable:
                 return None
 
-        [word] = await until(answers)
-        assert word.says is PolicyEffect.ALLOW
-        process.send(signal.SIGSTOP)  # so that the call is under way when it dies
+        [decision] = await until(answers)
+        assert decision.says is PolicyEffect.ALLOW
+        process.send(signal.SIGSTOP)  # so that the call is in flight when it is killed
         call = asyncio.create_task(kernel.check([question()]))
         assert await asyncio.wait({call}, timeout=0.1) == (set(), {call})
         process.send(signal.SIGKILL)
@@ -87,11 +87,11 @@ async def test_a_killed_kernel_gives_no_word_and_is_asked_again_when_it_is_back(
         await process.wait()
         path.write_text(DENYING)
         await spawned(spawn, path, port)
-        [word] = await until(answers, within_s=20)
-        assert (word.says, word.rule) == (PolicyEffect.DENY, "b")
+        [decision] = await until(answers, within_s=20)
+        assert (decision.says, decision.rule) == (PolicyEffect.DENY, "b")
 
 
-async def test_a_stopped_kernel_is_silence_and_goes_on_when_it_is_woken(spawn, path):
+async def test_stopped_kernel_is_unavailable_and_answers_after_it_resumes(spawn, path):
     port = free_port()
     process = await spawned(spawn, path, port)
     async with client(asking(port, timeout=0.3, circuit_fail_budget=10**6)) as kernel:
@@ -107,10 +107,10 @@ async def test_a_stopped_kernel_is_silence_and_goes_on_when_it_is_woken(spawn, p
         with pytest.raises(Unavailable):
             await kernel.check([question()])
         process.send(signal.SIGCONT)
-        assert [word.says for word in await until(answers)] == [PolicyEffect.ALLOW]
+        assert [decision.says for decision in await until(answers)] == [PolicyEffect.ALLOW]
 
 
-async def test_the_process_tells_how_it_is(spawn, path):
+async def test_kernel_process_serves_readiness_and_metrics(spawn, path):
     port, health_port = free_port(), free_port()
     process = await spawned(spawn, path, port, health_port)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{health_port}") as http, client(asking(port)) as kernel:
@@ -123,14 +123,14 @@ async def test_the_process_tells_how_it_is(spawn, path):
 
         await until(is_ready, within_s=20)
         await kernel.check([question(count=3)])
-        told = (await http.get("/metrics")).text
-    assert 'rota_policy_checks_total{says="ALLOW"} 3.0' in told
-    assert "rota_policy_rules 1.0" in told
+        metrics = (await http.get("/metrics")).text
+    assert 'rota_policy_checks_total{says="ALLOW"} 3.0' in metrics
+    assert "rota_policy_rules 1.0" in metrics
     process.send(signal.SIGTERM)
     assert await process.wait() == 0
 
 
-async def test_without_a_good_policy_it_does_not_start(spawn, path):
+async def test_kernel_without_a_valid_policy_does_not_start(spawn, path):
     path.write_text("rules:\n  - {id: a, decison: deny}\n")
     process = await spawned(spawn, path, 0)
     assert await process.wait() == 2
@@ -139,72 +139,74 @@ async def test_without_a_good_policy_it_does_not_start(spawn, path):
         KernelProcess(Settings(), None)
 
 
-async def test_no_check_sees_half_a_policy_while_it_is_changed(asked, path):
-    """The snapshot in a word is that of the policy which decided it, and one batch is decided by one."""
+async def test_reload_is_atomic_for_concurrent_checks(kernel_client, path):
+    """A decision names the snapshot that made it, and one batch is decided by one snapshot."""
     rules = {snapshot_id(ALLOWING): ("a", PolicyEffect.ALLOW), snapshot_id(DENYING): ("b", PolicyEffect.DENY)}
     seen = set()
 
     async def ask():
         while len(seen) < 2:
-            words = await asked.check([question(f"job.{n}") for n in range(20)])
-            assert len({word.snapshot for word in words}) == 1
-            assert {(word.rule, word.says) for word in words} == {rules[words[0].snapshot]}
-            seen.add(words[0].snapshot)
+            decisions = await kernel_client.check([question(f"job.{n}") for n in range(20)])
+            assert len({decision.snapshot for decision in decisions}) == 1
+            assert {(decision.rule, decision.says) for decision in decisions} == {rules[decisions[0].snapshot]}
+            seen.add(decisions[0].snapshot)
 
     async def change():
         for text in (DENYING, ALLOWING) * 10:
             path.write_text(text)
-            assert await asked.reload()
+            assert await kernel_client.reload()
 
     await asyncio.gather(ask(), ask(), ask(), change())
 
 
-async def test_a_file_that_is_wrong_leaves_the_old_policy_in_force(asked, path):
+async def test_invalid_file_leaves_the_old_policy_in_force(kernel_client, path):
     path.write_text("rules:\n  - {id: a, decision: deny}\n  - {id: b, decision: maybe}\n")
     with pytest.raises(InvalidInput, match=rf"{path}:3: decision is one of"):
-        await asked.reload()
-    [word] = await asked.check([question()])
-    assert (word.says, word.snapshot) == (PolicyEffect.ALLOW, snapshot_id(ALLOWING))
+        await kernel_client.reload()
+    [decision] = await kernel_client.check([question()])
+    assert (decision.says, decision.snapshot) == (PolicyEffect.ALLOW, snapshot_id(ALLOWING))
     path.write_text(DENYING)
-    assert await asked.reload()
-    assert not await asked.reload()
-    assert [each.id for each in await asked.list_snapshots()] == [snapshot_id(DENYING), snapshot_id(ALLOWING)]
+    assert await kernel_client.reload()
+    assert not await kernel_client.reload()
+    assert [each.id for each in await kernel_client.list_snapshots()] == [snapshot_id(DENYING), snapshot_id(ALLOWING)]
 
 
-async def test_the_last_ten_policies_are_kept(asked, path):
+async def test_last_ten_snapshots_are_kept(kernel_client, path):
     texts = [ALLOWING, *(f"{DENYING}# {n}\n" for n in range(12))]
     for text in texts[1:]:
         path.write_text(text)
-        await asked.reload()
-    assert [each.id for each in await asked.list_snapshots()] == [snapshot_id(text) for text in reversed(texts[3:])]
-    explained = await asked.explain(question().asked, snapshot_id(texts[4])[:12])
+        await kernel_client.reload()
+    assert [each.id for each in await kernel_client.list_snapshots()] == [
+        snapshot_id(text) for text in reversed(texts[3:])
+    ]
+    explained = await kernel_client.explain(question().asked, snapshot_id(texts[4])[:12])
     assert explained.word.snapshot == snapshot_id(texts[4])
     with pytest.raises(InvalidInput, match="No unique policy snapshot"):
-        await asked.explain(question().asked, snapshot_id(ALLOWING))
+        await kernel_client.explain(question().asked, snapshot_id(ALLOWING))
 
 
-async def test_a_job_is_explained_and_another_policy_tried(asked, path):
+async def test_kernel_explains_a_job_and_simulates_another_policy(kernel_client, path):
     path.write_text("rules: [{id: a, decision: allow, match: {shows: [beta]}}, {id: b, decision: allow}]")
-    await asked.reload()
-    found = await asked.explain(question().asked)
+    await kernel_client.reload()
+    found = await kernel_client.explain(question().asked)
     assert [(each.rule, each.fate, each.why) for each in found.findings] == [
         ("a", RuleStatus.UNMET, "shows"),
         ("b", RuleStatus.DECIDED, ""),
     ]
-    words = await asked.simulate(DENYING, [question(f"job.{n}").asked for n in range(600)])
-    assert [word.says for word in words] == [PolicyEffect.DENY] * 600
+    decisions = await kernel_client.simulate(DENYING, [question(f"job.{n}").asked for n in range(600)])
+    assert [decision.says for decision in decisions] == [PolicyEffect.DENY] * 600
     with pytest.raises(InvalidInput, match=r"policy:1: a policy has no 'ruls'"):
-        await asked.simulate("ruls: []", [question().asked])
-    [word] = await asked.check([question()])
-    assert word.says is PolicyEffect.ALLOW
+        await kernel_client.simulate("ruls: []", [question().asked])
+    [decision] = await kernel_client.check([question()])
+    assert decision.says is PolicyEffect.ALLOW
 
 
-async def test_a_single_check_is_the_same_word(path):
+async def test_single_check_gives_the_same_decision(path):
     async with serving(path) as process, grpc.aio.insecure_channel(f"127.0.0.1:{process.calls.port}") as channel:
         check = channel.unary_unary("/rota.v1.SafetyKernel/Check")
         request = messages.CheckRequest(str(question().jobs[0]), messages.PolicyRequestMessage("alpha", "job.a"))
-        word = decode(await check(encode(request), timeout=5), messages.CheckReply).word
-        assert (word.decision, word.rule_id) == (messages.DecisionCode.ALLOW, "a")
+        decision = decode(await check(encode(request), timeout=5), messages.CheckReply).word
+        assert (decision.decision, decision.rule_id) == (messages.DecisionCode.ALLOW, "a")
         for wrong in (
             messages.CheckRequest("nonsense", messages.PolicyRequestMessage("alpha", "job.a")),
             messages.CheckRequest(),
@@ -214,7 +216,7 @@ async def test_a_single_check_is_the_same_word(path):
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_who_counts_jobs_wants_to_know_which(path):
+async def test_velocity_rule_requires_the_job_id(path):
     path.write_text("rules: [{id: a, decision: deny, velocity: {max_requests: 1, window: 1h}}]")
     async with serving(path) as process, grpc.aio.insecure_channel(f"127.0.0.1:{process.calls.port}") as channel:
         check = channel.unary_unary("/rota.v1.SafetyKernel/Check")
@@ -222,7 +224,7 @@ async def test_who_counts_jobs_wants_to_know_which(path):
             await check(encode(messages.CheckRequest(asked=messages.PolicyRequestMessage("alpha", "job.a"))), timeout=5)
 
 
-async def test_outputs_are_asked_about_where_somebody_answers(path):
+async def test_output_check_without_a_handler_is_an_invalid_argument(path):
     class Echo:
         async def check_output(self, asked_json, content):
             return asked_json + content.decode()
@@ -243,13 +245,13 @@ async def test_outputs_are_asked_about_where_somebody_answers(path):
             assert error.value.code() is status
 
 
-async def test_a_secret_and_a_certificate_guard_the_door(path, certificate):
+async def test_shared_secret_and_tls_protect_the_kernel(path, certificate):
     cert, key = certificate
     async with serving(path, shared_secret=SECRET, tls_cert=str(cert), tls_key=str(key)) as process:
         plain = asking(process.calls.port, circuit_fail_budget=10**6)
         good = replaced(plain, "safety_kernel", shared_secret=SECRET, tls_ca=str(cert))
         async with client(good) as kernel:
-            assert [word.says for word in await kernel.check([question()])] == [PolicyEffect.ALLOW]
+            assert [decision.says for decision in await kernel.check([question()])] == [PolicyEffect.ALLOW]
         for wrong in (
             replaced(good, "safety_kernel", shared_secret="an0ther-" * 4),
             replaced(good, "safety_kernel", shared_secret=None),
@@ -272,7 +274,7 @@ def signed(path, folder):
     return public
 
 
-async def test_a_policy_must_be_signed_by_who_holds_the_key(path, tmp_path):
+async def test_policy_must_be_signed_with_the_trusted_key(path, tmp_path):
     public = signed(path, tmp_path)
     watch = PolicyWatch(PolicyFile(path, SignatureVerifier(public, required=True)), 60)
     path.write_text(DENYING)
@@ -293,7 +295,7 @@ async def test_a_policy_must_be_signed_by_who_holds_the_key(path, tmp_path):
         PolicyFile(path, SignatureVerifier(tmp_path / "nowhere")).read()
 
 
-async def test_a_change_is_found_by_itself_and_a_wrong_one_told_once(path):
+async def test_file_watch_applies_changes_and_logs_an_invalid_file_once(path):
     watch = PolicyWatch(PolicyFile(path), 0.01)
     supervisor = Supervisor(drain_budget_s=5)
     supervisor.add(*LocalKernel.from_watch(watch).services())
@@ -306,7 +308,7 @@ async def test_a_change_is_found_by_itself_and_a_wrong_one_told_once(path):
     assert [line["event"] for line in logs].count("policy_file_rejected") == 1
 
 
-async def test_every_server_looks_when_somebody_asks_for_it(path, database):
+async def test_reload_request_makes_every_server_read_the_file(path, database):
     watch = PolicyWatch(PolicyFile(path), 3600)
     supervisor = Supervisor(drain_budget_s=5)
     supervisor.add(*LocalKernel.from_watch(watch).services(database))
@@ -320,14 +322,14 @@ async def test_every_server_looks_when_somebody_asks_for_it(path, database):
     ("setting", "file", "means"),
     [(None, "", "closed"), (None, "open", "open"), ("closed", "open", "closed"), ("open", "closed", "open")],
 )
-def test_what_silence_means_is_said_by_the_settings_before_the_file(path, setting, file, means):
+def test_fail_mode_setting_takes_precedence_over_the_policy_file(path, setting, file, means):
     if file:
         path.write_text(f"input_policy: {{fail_mode: {file}}}\n")
     settings = replaced(deciding(path), "input_policy", fail_mode=setting)
     assert effective_fail_mode(settings, open_local_kernel(settings, None)) == means
 
 
-def test_who_is_asked_is_said_by_the_settings(path):
+def test_settings_select_the_kernel(path):
     assert open_kernel(Settings(), None) is None
     assert not has_policy(Settings())
     assert isinstance(open_kernel(deciding(path), None), LocalKernel)
@@ -335,7 +337,7 @@ def test_who_is_asked_is_said_by_the_settings(path):
 
 
 RAW = {"SafetyKernel": {"CheckBatch": "CheckBatchRequest"}}
-"""Read as it is on the wire, and looked into once for each kind of job."""
+"""Received undecoded, and decoded once per kind of job."""
 MESSAGES = {
     "PolicyRequestMessage": "Asked",
     "ConstraintsMessage": "Constraints",
@@ -348,11 +350,11 @@ MESSAGES = {
     "SnapshotMessage": "Snapshot",
     "DecisionCode": "Decision",
 }
-"""Classes whose name differs from that of their message in the proto file."""
+"""Classes named differently from their message in the proto file."""
 KINDS = {"string": str, "bool": bool, "uint64": int, "double": float, "bytes": bytes}
 
 
-def test_the_messages_are_those_of_the_proto_file():
+def test_messages_match_the_proto_file():
     proto = Path(messages.__file__).with_name("safety.proto").read_text()
     known = {**KINDS, **{proto_name(each): each for each in vars(messages).values() if isinstance(each, type)}}
     declared = {
@@ -400,7 +402,7 @@ def _declared(known, rule, kind, field):
     return field, known[kind], rule == "optional", rule == "repeated", False
 
 
-def test_the_calls_are_those_of_the_proto_file(path):
+def test_rpc_methods_match_the_proto_file(path):
     proto = Path(messages.__file__).with_name("safety.proto").read_text()
     services = [service.SafetyKernelService(None), service.OutputPolicyService()]
     for name, body in re.findall(r"^service (\w+) {(.*?)^}", proto, re.DOTALL | re.MULTILINE):
@@ -409,7 +411,7 @@ def test_the_calls_are_those_of_the_proto_file(path):
         assert dict(re.findall(r"rpc (\w+)\((\w+)\)", body)) == {**calls, **RAW.get(name, {})}
 
 
-def test_what_is_asked_comes_as_it_was_asked():
+def test_policy_request_round_trips_through_its_message():
     bare = PolicyRequest(show="a", topic="b")
     full = PolicyRequest(
         show="s", topic="t", priority=0, folder="f", dept="d", capability="c", risk_tags=("r", "q"), requires=("x",),
@@ -417,10 +419,10 @@ def test_what_is_asked_comes_as_it_was_asked():
         adapter_id="ad", workflow_id="w", tasks=("one", "two"), env_names=("E",), frames=10**6, cores=0.25, gpus=3,
         input_bytes=2**40, deadline_ms=99,
     )  # fmt: skip
-    for asked in (bare, full):
+    for request in (bare, full):
         assert (
             messages.request_of_message(
-                decode(encode(messages.request_to_message(asked)), messages.PolicyRequestMessage)
+                decode(encode(messages.request_to_message(request)), messages.PolicyRequestMessage)
             )
-            == asked
+            == request
         )

@@ -1,4 +1,4 @@
-"""Outputs looked into by a kernel elsewhere: what it says takes effect, what nobody knows keeps back."""
+"""Outputs checked by a remote kernel: its decision applies, and an unknown decision quarantines."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def path(tmp_path):
     return path
 
 
-async def asked(port, content=GIVEN):
+async def check_output(port, content=GIVEN):
     checker = KernelContentChecker(RemoteOutputKernel(asking(port), None))
     try:
         return await checker.check(META, content, 5.0)
@@ -48,48 +48,48 @@ async def asked(port, content=GIVEN):
         await checker.close()
 
 
-async def test_a_kernel_says_the_same_as_rules_here(path):
-    for text, says in ((QUARANTINES, OutputEffect.QUARANTINE), (REDACTS, OutputEffect.REDACT)):
+async def test_remote_kernel_decides_like_local_rules(path):
+    for text, effect in ((QUARANTINES, OutputEffect.QUARANTINE), (REDACTS, OutputEffect.REDACT)):
         path.write_text(text)
-        here = FileOutputPolicySource(PolicyWatch(PolicyFile(path), 60.0).snapshots)().check_content(
+        local = FileOutputPolicySource(PolicyWatch(PolicyFile(path), 60.0).snapshots)().check_content(
             META, GIVEN, float("inf")
         )
         async with serving(path) as process:
-            there = await asked(process.calls.port)
-        assert there == here
-        assert there.word.says is says
-    left = msgspec.msgpack.decode(there.redacted.value), there.redacted.artifacts
-    assert left == (f"[REDACTED] {SECRET}", (("a.txt", b"[REDACTED]"),))
+            remote = await check_output(process.calls.port)
+        assert remote == local
+        assert remote.word.says is effect
+    redacted = msgspec.msgpack.decode(remote.redacted.value), remote.redacted.artifacts
+    assert redacted == (f"[REDACTED] {SECRET}", (("a.txt", b"[REDACTED]"),))
 
 
-async def test_what_is_too_long_is_sent_in_part_and_known_to_be(path):
+async def test_content_over_the_size_limit_is_sent_truncated_and_quarantined(path):
     path.write_text(REDACTS)
     long = OutputContent(None, (("a.txt", b"ann@example.org " + b"x" * 3 * 1024 * 1024),))
     async with serving(path) as process:
-        assert (await asked(process.calls.port, long)).word.says is OutputEffect.QUARANTINE
+        assert (await check_output(process.calls.port, long)).word.says is OutputEffect.QUARANTINE
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reply", "effect"),
     [
         ('{"says": "MAYBE"}', OutputEffect.QUARANTINE),
         ('{"says": "REDACT", "redacted": {"value": null, "artifacts": []}}', OutputEffect.QUARANTINE),
         ('{"says": "ALLOW", "more": 1}', OutputEffect.ALLOW),
     ],
 )
-async def test_a_word_nobody_knows_keeps_the_output_back(told, says):
-    async with Liar(lambda _data: encode(messages.CheckOutputReply(told))).serving() as port:
-        assert (await asked(port)).word.says is says
+async def test_unusable_output_decision_quarantines_and_extra_fields_are_ignored(reply, effect):
+    async with Liar(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
+        assert (await check_output(port)).word.says is effect
 
 
-@pytest.mark.parametrize("told", ["", "no json", "[]", '{"says": 5}', '{"says": "DENY", "rule": "\\u0000"}'])
-async def test_what_cannot_be_read_is_no_word(told):
-    async with Liar(lambda _data: encode(messages.CheckOutputReply(told))).serving() as port:
+@pytest.mark.parametrize("reply", ["", "no json", "[]", '{"says": 5}', '{"says": "DENY", "rule": "\\u0000"}'])
+async def test_undecodable_output_decision_is_unavailable(reply):
+    async with Liar(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
         with pytest.raises(Unavailable):
-            await asked(port)
+            await check_output(port)
 
 
-async def test_a_policy_file_that_changes_changes_what_outputs_are_looked_at_by(path):
+async def test_changed_policy_file_changes_the_output_policy(path):
     watch = PolicyWatch(PolicyFile(path), 60.0)
     source = FileOutputPolicySource(watch.snapshots)
     first = source()
@@ -103,38 +103,38 @@ async def test_a_policy_file_that_changes_changes_what_outputs_are_looked_at_by(
     assert source() is None
 
 
-async def ended_with(farm, job, states):
+async def ended_with(cluster, job, states):
     async def reached():
-        row = await farm.done(job)
+        row = await cluster.done(job)
         return row is not None and row["state"] in states
 
     await until(reached, what=f"job {job} in {states}")
 
 
-async def test_servers_have_outputs_looked_into_elsewhere(path, database_url, redis_url, nats_url, bus_prefix):
+async def test_server_checks_outputs_with_a_remote_kernel(path, database_url, redis_url, nats_url, bus_prefix):
     async with serving(path) as process:
-        farm = Farm(database_url, redis_url, nats_url, bus_prefix)
-        farm.settings = replaced(farm.settings, "output_policy", enabled=True, fail_mode="closed")
-        farm.settings = replaced(farm.settings, "safety_kernel", addr=f"127.0.0.1:{process.calls.port}")
-        async with farm:
-            await farm.show()
-            await farm.worker()
-            await ended_with(farm, await farm.submit("echo", SECRET), ("OUTPUT_QUARANTINED",))
-            assert (await farm.database.row(OUTPUTS))["output"] == "quarantined"
+        cluster = Farm(database_url, redis_url, nats_url, bus_prefix)
+        cluster.settings = replaced(cluster.settings, "output_policy", enabled=True, fail_mode="closed")
+        cluster.settings = replaced(cluster.settings, "safety_kernel", addr=f"127.0.0.1:{process.calls.port}")
+        async with cluster:
+            await cluster.show()
+            await cluster.worker()
+            await ended_with(cluster, await cluster.submit("echo", SECRET), ("OUTPUT_QUARANTINED",))
+            assert (await cluster.database.row(OUTPUTS))["output"] == "quarantined"
 
 
-async def test_a_server_with_a_policy_file_looks_by_it(path, database_url, redis_url, nats_url, bus_prefix):
+async def test_server_checks_outputs_with_its_policy_file(path, database_url, redis_url, nats_url, bus_prefix):
     path.write_text(REDACTS)
-    farm = Farm(database_url, redis_url, nats_url, bus_prefix)
-    farm.settings = replaced(farm.settings, "output_policy", enabled=True)
-    farm.settings = replaced(farm.settings, "policy", file=str(path))
-    async with farm:
-        await farm.show()
-        await farm.worker()
-        await farm.submit("echo", "to ann@example.org")
+    cluster = Farm(database_url, redis_url, nats_url, bus_prefix)
+    cluster.settings = replaced(cluster.settings, "output_policy", enabled=True)
+    cluster.settings = replaced(cluster.settings, "policy", file=str(path))
+    async with cluster:
+        await cluster.show()
+        await cluster.worker()
+        await cluster.submit("echo", "to ann@example.org")
 
         async def redacted():
-            row = await farm.database.row(OUTPUTS)
+            row = await cluster.database.row(OUTPUTS)
             return row is not None and row["output"] == "redacted" and row["value"]
 
         assert msgspec.msgpack.decode(await until(redacted, what="the redaction")) == "to [REDACTED]"
