@@ -1,4 +1,4 @@
-"""What workers say on a real NATS reaches the registry, and what they list is looked up in a real PostgreSQL."""
+"""Heartbeats on a real NATS reach the registry; unknown frames they list are looked up in a real PostgreSQL."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ async def bus(nats_url, bus_prefix):
 
 
 @asynccontextmanager
-async def listened(bus, database=None):
+async def consuming(bus, database=None):
     fleet = Fleet()
     draining, ready = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -43,70 +43,70 @@ async def listened(bus, database=None):
         draining.set()
 
 
-def beat(number=1, **said):
-    given = {"name": "w", "pool": "farm", "slots": 10, "cores": 1000, "number": number, **said}
-    return encode(Heartbeat(worker=id_of("w"), **given))
+def beat(number=1, **fields):
+    values = {"name": "w", "pool": "farm", "slots": 10, "cores": 1000, "number": number, **fields}
+    return encode(Heartbeat(worker=id_of("w"), **values))
 
 
 def heartbeats(outcome):
     return metrics.HEARTBEATS.labels(outcome)._value.get()
 
 
-async def test_a_worker_is_known_by_its_heartbeat(bus):
-    async with listened(bus) as fleet:
+async def test_heartbeat_registers_a_worker(bus):
+    async with consuming(bus) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat())
         await until(lambda: fleet.registry.fitting_frames(FRAME) == 10, what="the worker")
 
 
-async def test_a_lost_worker_is_forgotten_by_every_replica_that_hears_of_it(bus):
-    async with listened(bus) as fleet:
+async def test_lost_worker_is_removed_and_its_later_heartbeats_are_ignored(bus):
+    async with consuming(bus) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat())
         await until(lambda: fleet.registry.workers, what="the worker")
         await bus.publish_core(LIVENESS_SUBJECT, encode(WorkerLiveness(lost=[id_of("w")])))
-        await until(lambda: not fleet.registry.workers, what="its end")
+        await until(lambda: not fleet.registry.workers, what="its removal")
         lost = heartbeats("lost")
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(2))
-        await until(lambda: heartbeats("lost") == lost + 1, what="the heartbeat of a lost one")
+        await until(lambda: heartbeats("lost") == lost + 1, what="the heartbeat of the lost worker")
         assert not fleet.registry.workers
 
 
-async def test_what_cannot_be_read_is_counted_and_stops_nobody(bus):
+async def test_undecodable_heartbeats_are_counted_and_ignored(bus):
     unreadable = heartbeats("unreadable")
     late = heartbeats("late")
-    async with listened(bus) as fleet:
+    async with consuming(bus) as fleet:
         for data in (b"", b"\xc1", b"{}", beat(slots=-1), beat(held=[(0, 2**52)])):
             await bus.publish_core(HEARTBEAT_SUBJECT, data)
         await bus.publish_core(LIVENESS_SUBJECT, b"nonsense")
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(5))
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(4))
-        await until(lambda: heartbeats("late") == late + 1, what="the late one")
-        await until(lambda: heartbeats("unreadable") == unreadable + 6, what="all that cannot be read")
+        await until(lambda: heartbeats("late") == late + 1, what="the late heartbeat")
+        await until(lambda: heartbeats("unreadable") == unreadable + 6, what="all undecodable messages")
         assert fleet.registry.fitting_frames(FRAME) == 10
 
 
-async def test_frames_that_another_replica_booked_are_looked_up_in_the_books(bus, database):
-    farm = Farm(AccountingService(database, None))
-    await farm.make(managed=False)
-    farm.host = id_of("w")
-    await database.run(LAYER, farm.show, farm.layer)
-    assert (await farm.book(range(100, 104), cores=200)).booked
-    farm.host = id_of("another")
-    assert (await farm.book([900], cores=200)).booked
-    async with listened(bus, database) as fleet:
+async def test_frames_booked_by_another_replica_are_looked_up_in_postgres(bus, database):
+    ledger = Farm(AccountingService(database, None))
+    await ledger.make(managed=False)
+    ledger.host = id_of("w")
+    await database.run(LAYER, ledger.show, ledger.layer)
+    assert (await ledger.book(range(100, 104), cores=200)).booked
+    ledger.host = id_of("another")
+    assert (await ledger.book([900], cores=200)).booked
+    async with consuming(bus, database) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2), (900, 1)]))
-        await until(lambda: fleet.registry.fitting_frames(FRAME), what="the books to be asked")
+        await until(lambda: fleet.registry.fitting_frames(FRAME), what="the lookup in PostgreSQL")
         assert (fleet.worker().booked.cores, fleet.worker().booked.memory_mb) == (400, 600)
         assert fleet.worker().unbooked == [(900, 1)]
         assert fleet.registry.fitting_frames(requirements_of("a", cores=0)) == 7
 
 
-async def test_without_a_database_unknown_frames_take_a_place_each(bus):
-    async with listened(bus) as fleet:
+async def test_without_a_database_each_unknown_frame_takes_one_slot(bus):
+    async with consuming(bus) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2)]))
-        await until(lambda: fleet.registry.fitting_frames(FRAME) == 8, what="the strangers")
+        await until(lambda: fleet.registry.fitting_frames(FRAME) == 8, what="the unknown frames")
 
 
-def test_lookups_are_cut_into_bounded_batches():
+def test_lookups_are_split_into_bounded_batches():
     runs = [(0, 10), (100, 2 * LOOKUP_TOKENS_MAX), (99_999, 1)]
     found = list(lookup_batches(runs))
     assert all(sum(n for _, n in batch) <= LOOKUP_TOKENS_MAX for batch in found)

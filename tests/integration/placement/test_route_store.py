@@ -1,4 +1,4 @@
-"""Pools and topics in PostgreSQL: changed by hand or from a file, audited, and followed by every replica."""
+"""Pools and topics in PostgreSQL: changed by command or from a file, audited, and followed by every replica."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -29,8 +29,8 @@ async def routing(database):
 
 
 @asynccontextmanager
-async def followed(routing, every_s=30.0):
-    """A registry that follows what is stored."""
+async def following_registry(routing, every_s=30.0):
+    """A registry that follows the stored routes."""
     registry = WorkerRegistry()
     draining, ready = asyncio.Event(), asyncio.Event()
     watch = RoutesWatcher(routing, registry, every_s)
@@ -41,7 +41,7 @@ async def followed(routing, every_s=30.0):
         draining.set()
 
 
-async def test_topics_map_to_pools_in_order_and_come_back_with_the_ids_of_the_books(routing):
+async def test_topics_map_to_pools_in_order_with_their_ids(routing):
     assert await routing.set_topic("render.*", ["farm", "cloud"], actor="ann")
     routes = await routing.read()
     ids = {item.name: item.id for item in await QuotaAdmin(routing.database).pools()}
@@ -55,7 +55,7 @@ async def test_topics_map_to_pools_in_order_and_come_back_with_the_ids_of_the_bo
     assert not (await routing.read()).topics
 
 
-async def test_a_pool_that_is_not_in_the_books_is_refused_with_what_to_do(routing):
+async def test_unknown_pool_is_refused_with_a_suggestion(routing):
     with pytest.raises(InvalidInput) as refused:
         await routing.set_topic("a", ["frm"], actor="ann")
     assert refused.value.sentence == (
@@ -69,7 +69,7 @@ async def test_a_pool_that_is_not_in_the_books_is_refused_with_what_to_do(routin
     assert not (await routing.read()).topics
 
 
-async def test_every_change_is_audited_once_and_what_is_as_it_was_is_not(routing):
+async def test_every_change_is_audited_once_and_a_no_op_is_not(routing):
     actor = "auditee"
     assert await routing.set_topic("a", ["farm"], actor=actor)
     assert not await routing.set_topic("a", ["farm"], actor=actor)
@@ -85,12 +85,12 @@ async def test_every_change_is_audited_once_and_what_is_as_it_was_is_not(routing
     assert (await routing.read()).pools["gpu"].spec.description == "big"
 
 
-async def test_a_pool_drains_rests_and_comes_back(routing):
+async def test_pool_can_be_drained_deactivated_and_activated(routing):
     await routing.drain("farm", timeout_s=60, actor="ann")
     spec = (await routing.read()).pools["farm"].spec
     assert (spec.status, spec.drain_started_ms, spec.drain_timeout_s) == (PoolStatus.DRAINING, 1_000_000, 60)
     routing.clock.now_s += 5
-    assert not await routing.drain("farm", timeout_s=60, actor="ann"), "it goes on as it began"
+    assert not await routing.drain("farm", timeout_s=60, actor="ann"), "the drain keeps its start time"
     await routing.deactivate("farm", actor="ann")
     assert (await routing.read()).pools["farm"].spec.status is PoolStatus.INACTIVE
     await routing.activate("farm", actor="ann")
@@ -99,7 +99,7 @@ async def test_a_pool_drains_rests_and_comes_back(routing):
         await routing.drain("farm", timeout_s=9999, actor="ann")
 
 
-async def test_a_file_is_loaded_once_and_what_was_changed_by_hand_since_stands(routing, tmp_path):
+async def test_file_is_loaded_once_and_later_manual_changes_stay(routing, tmp_path):
     path = tmp_path / "pools.yaml"
     path.write_text("topics: {a: farm, b: [gpu, cloud]}\npools: {gpu: {requires: [gpu]}, cloud: {status: draining}}")
     assert await routing.load(read_pools_file(path), actor="file")
@@ -117,7 +117,7 @@ async def test_a_file_is_loaded_once_and_what_was_changed_by_hand_since_stands(r
     assert (await routing.read()).topics == {"b": ("gpu",)}
 
 
-async def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
+async def test_unreadable_file_is_refused_with_a_message(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read as text"):
         read_pools_file(tmp_path / "missing.yaml")
     (tmp_path / "odd.yaml").write_bytes(b"\xff\xfe")
@@ -125,14 +125,14 @@ async def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         read_pools_file(tmp_path / "odd.yaml")
 
 
-async def test_replicas_that_load_the_same_file_at_once_load_it_once(routing):
+async def test_replicas_loading_the_same_file_concurrently_load_it_once(routing):
     file = parse_pools_file("topics: {a: farm}")
     loaded = await asyncio.gather(*(routing.load(file, actor="many") for _ in range(4)))
     assert sorted(loaded) == [False, False, False, True]
     assert len(await routing.database.rows(AUDITED, "many")) == 1
 
 
-async def test_a_pool_that_a_topic_is_mapped_to_is_not_deleted(routing):
+async def test_pool_with_a_mapped_topic_cannot_be_deleted(routing):
     await routing.set_topic("a", ["farm"], actor="ann")
     with pytest.raises(Refused):
         await QuotaAdmin(routing.database).delete_pool("farm", actor="ann")
@@ -142,42 +142,42 @@ async def test_a_pool_that_a_topic_is_mapped_to_is_not_deleted(routing):
 
 
 async def test_every_replica_follows_a_change_by_notification(routing):
-    async with followed(routing) as one, followed(routing) as other:
+    async with following_registry(routing) as one, following_registry(routing) as other:
         assert not one.routes.topics
         await routing.set_topic("a", ["farm"], actor="ann")
-        await until(lambda: all(each.routes.pools_for("a") for each in (one, other)), what="both to follow")
+        await until(lambda: all(each.routes.pools_for("a") for each in (one, other)), what="both registries to follow")
         await routing.drain("farm", actor="ann")
-        await until(lambda: one.routes.pools["farm"].spec.status is PoolStatus.DRAINING, what="the drain to be heard")
+        await until(lambda: one.routes.pools["farm"].spec.status is PoolStatus.DRAINING, what="the drain to arrive")
         assert one.plan(requirements_of("a"), 1).explain().sentence == "No pool accepts new frames: farm is draining."
 
 
-async def test_the_pool_local_runs_everything_from_the_moment_it_is_made(routing):
-    async with followed(routing) as registry:
+async def test_pool_local_becomes_the_default_when_created(routing):
+    async with following_registry(routing) as registry:
         assert not registry.routes.pools_for("anything")
         await QuotaAdmin(routing.database).create_pool("local", actor="up")
-        await until(lambda: registry.routes.pools_for("anything"), what="the default")
+        await until(lambda: registry.routes.pools_for("anything"), what="the default pool")
         assert registry.routes.uses_default_pool
 
 
-async def test_a_change_that_was_not_heard_is_found_by_looking(routing):
-    async with followed(routing, every_s=0.05) as registry:
+async def test_missed_notification_is_found_by_polling(routing):
+    async with following_registry(routing, every_s=0.05) as registry:
         async with routing.database.transaction() as tx:
             await tx.run(sql("ALTER TABLE rota.topic_pool DISABLE TRIGGER told"))
         await routing.set_topic("a", ["farm"], actor="ann")
-        await until(lambda: registry.routes.pools_for("a"), what="the look")
+        await until(lambda: registry.routes.pools_for("a"), what="the poll")
     async with routing.database.transaction() as tx:
         await tx.run(sql("ALTER TABLE rota.topic_pool ENABLE TRIGGER told"))
 
 
-def told(logged, event):
+def reasons_of(logged, event):
     return [line.get("reason") for line in logged if line["event"] == event]
 
 
-async def test_a_file_that_is_wrong_is_told_once_and_changes_nothing_until_it_is_right(routing, tmp_path):
+async def test_invalid_file_is_logged_once_and_changes_nothing_until_fixed(routing, tmp_path):
     path = tmp_path / "pools.yaml"
     watch = PoolsFileWatcher(routing, path)
     with capture_logs() as logged:
-        assert not await watch.reload(), "it is missing"
+        assert not await watch.reload(), "the file is missing"
         path.write_text("topics: {a: farm}")
         assert await watch.reload()
         for _ in range(2):
@@ -188,10 +188,10 @@ async def test_a_file_that_is_wrong_is_told_once_and_changes_nothing_until_it_is
         assert not await watch.reload()
         assert (await routing.read()).topics == {"a": ("farm",)}
         await QuotaAdmin(routing.database).create_pool("attic", actor="setup")
-        assert await watch.reload(), "the same file, and the pool is in the books by now"
+        assert await watch.reload(), "the same file, but the pool exists now"
     assert (await routing.read()).topics == {"a": ("attic",)}
     assert FILE_REFUSED._value.get() == 0
-    wrong = told(logged, "pools_file_refused")
+    wrong = reasons_of(logged, "pools_file_refused")
     assert [sentence.partition(": ")[2] for sentence in wrong[1:]] == [
         "The topic a needs a list of distinct pools: give 1 to 100.",
         "create it with `rota pool create attic` first.",
@@ -199,7 +199,7 @@ async def test_a_file_that_is_wrong_is_told_once_and_changes_nothing_until_it_is
     assert "cannot be read" in wrong[0]
 
 
-async def test_a_replica_with_an_older_file_does_not_undo_a_newer_one(routing, tmp_path):
+async def test_replica_with_an_older_file_does_not_undo_a_newer_one(routing, tmp_path):
     older, newer = tmp_path / "older.yaml", tmp_path / "newer.yaml"
     older.write_text("topics: {a: farm}")
     newer.write_text("topics: {a: cloud}")
@@ -209,14 +209,14 @@ async def test_a_replica_with_an_older_file_does_not_undo_a_newer_one(routing, t
     assert [await one.reload(), await other.reload()] == [False, False]
     assert (await routing.read()).topics == {"a": ("cloud",)}
     older.write_text(newer.read_text())
-    assert not await one.reload(), "it is what the other has loaded"
+    assert not await one.reload(), "the other replica has loaded this content"
 
 
-async def test_the_service_loads_what_the_file_says_later(routing, tmp_path):
+async def test_service_loads_later_changes_of_the_file(routing, tmp_path):
     path = tmp_path / "pools.yaml"
     path.write_text("topics: {a: farm}")
     draining, ready = asyncio.Event(), asyncio.Event()
-    async with followed(routing) as registry, asyncio.TaskGroup() as tasks:
+    async with following_registry(routing) as registry, asyncio.TaskGroup() as tasks:
         tasks.create_task(PoolsFileWatcher(routing, path, every_s=0.02).run(Lifecycle(draining, ready.set)))
         await ready.wait()
         path.write_text("topics: {a: [cloud, farm]}")

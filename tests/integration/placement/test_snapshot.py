@@ -1,4 +1,4 @@
-"""The snapshot in Redis: written by one at a time, read at start with its age, and never in the way of a start."""
+"""The worker snapshot in Redis: one writer at a time, read at startup with its age, never blocks a start."""
 
 import asyncio
 import time
@@ -26,15 +26,15 @@ async def written(redis):
     return msgspec.json.decode(await redis.get("sys:workers:snapshot"))
 
 
-async def aged(redis, seconds):
-    """The snapshot as if it had been written that long ago."""
+async def set_age(redis, seconds):
+    """Rewrite the snapshot as if it was captured `seconds` ago."""
     doc = await written(redis)
     moment = (await redis.time())[0] - seconds
     doc["captured_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
     await redis.set("sys:workers:snapshot", msgspec.json.encode(doc))
 
 
-async def test_a_replica_that_starts_knows_the_workers_and_uses_them_as_a_last_resort(redis):
+async def test_starting_replica_uses_snapshot_workers_as_a_last_resort(redis):
     first = Fleet(routes({"a": ("farm",)}, pool("farm", provides=("gpu",)), pool("cloud")))
     first.beat("w", labels={"region": "eu", "node.disk": "ssd"}, capabilities=("docker",), cpu_load=40, gpus=1)
     first.place(FRAME, 4)
@@ -44,7 +44,7 @@ async def test_a_replica_that_starts_knows_the_workers_and_uses_them_as_a_last_r
     assert second.place(FRAME, 20) == {"w": 6}
 
 
-async def test_a_worker_that_was_only_read_of_comes_behind_every_pool_that_was_heard(redis):
+async def test_snapshot_workers_rank_behind_every_pool_with_live_heartbeats(redis):
     first = Fleet()
     first.beat("read")
     await writer(first, redis).write()
@@ -55,7 +55,7 @@ async def test_a_worker_that_was_only_read_of_comes_behind_every_pool_that_was_h
     assert second.place(FRAME, 10) == {"read": 10}
 
 
-async def test_the_document_has_the_fields_operators_know(redis):
+async def test_snapshot_document_has_the_documented_fields(redis):
     fleet = Fleet(routes({"a": ("farm",)}, pool("farm", provides=("gpu",)), pool("cloud")))
     fleet.beat("w", labels={"region": "eu", "type": "blade"}, cpu_load=40, memory_load=7)
     fleet.clock.now_s += 3
@@ -71,24 +71,24 @@ async def test_the_document_has_the_fields_operators_know(redis):
     assert doc["captured_at"].startswith(time.strftime("%Y-", time.gmtime()))
 
 
-async def test_the_age_of_the_snapshot_is_respected(redis):
+async def test_snapshot_age_counts_towards_worker_expiry(redis):
     fleet = Fleet()
     fleet.beat("fresh")
     fleet.clock.now_s -= 15
     fleet.beat("stale")
     fleet.clock.now_s += 15
     await writer(fleet, redis).write()
-    await aged(redis, 20)
+    await set_age(redis, 20)
     late = Fleet()
     assert await warm_start(late.registry, redis) == 1
     assert late.worker("fresh")
     late.clock.now_s += 12
     assert late.registry.plan(FRAME, 1).portions == [], "20 s in the snapshot and 12 s here are more than 30 s"
-    await aged(redis, 86400)
+    await set_age(redis, 86400)
     assert await warm_start(Fleet().registry, redis) == 0
 
 
-async def test_a_live_heartbeat_wins_over_the_snapshot_whichever_comes_first(redis):
+async def test_live_heartbeat_overrides_the_snapshot_in_either_order(redis):
     fleet = Fleet()
     fleet.beat("w", slots=3, number=900)
     fleet.place(FRAME, 2)
@@ -105,7 +105,7 @@ async def test_a_live_heartbeat_wins_over_the_snapshot_whichever_comes_first(red
         assert each.registry.fitting_frames(FRAME) == 7
 
 
-async def test_workers_of_the_snapshot_are_forgotten_when_they_stay_silent(redis):
+async def test_silent_snapshot_workers_expire(redis):
     fleet = Fleet()
     fleet.beat()
     await writer(fleet, redis).write()
@@ -128,18 +128,18 @@ async def test_workers_of_the_snapshot_are_forgotten_when_they_stay_silent(redis
         b'{"captured_at": "2030-01-01T00:00:00Z", "writer_id": "x", "workers": [{"active_jobs": "many"}]}',
     ],
 )
-async def test_a_broken_snapshot_is_a_cold_start_with_a_warning_and_a_missing_one_without(redis, document):
+async def test_broken_or_missing_snapshot_is_a_cold_start_and_only_a_broken_one_warns(redis, document):
     if document is not None:
         await redis.set("sys:workers:snapshot", document)
     fleet = Fleet()
     with structlog.testing.capture_logs() as logs:
         assert await warm_start(fleet.registry, redis) == 0
-    loud = [each["log_level"] for each in logs if each["log_level"] != "info"]
-    assert loud == ([] if document is None else ["warning"])
+    levels = [each["log_level"] for each in logs if each["log_level"] != "info"]
+    assert levels == ([] if document is None else ["warning"])
     assert not fleet.registry.workers
 
 
-async def test_no_workers_and_empty_ids_are_no_error(redis):
+async def test_snapshot_without_workers_or_with_invalid_ids_is_accepted(redis):
     doc = {"captured_at": "2000-01-01T00:00:00Z", "writer_id": "x", "workers": []}
     await redis.set("sys:workers:snapshot", msgspec.json.encode(doc))
     assert await warm_start(Fleet().registry, redis) == 0
@@ -152,12 +152,12 @@ async def test_no_workers_and_empty_ids_are_no_error(redis):
     assert await warm_start(Fleet().registry, redis) == 1
 
 
-async def test_a_redis_that_is_away_is_a_cold_start():
+async def test_unavailable_redis_is_a_cold_start():
     async with connect(RedisTarget(url="redis://127.0.0.1:1/0", connect_timeout_s=0.2)) as away:
         assert await warm_start(Fleet().registry, away) == 0
 
 
-async def test_a_redis_that_is_silent_holds_a_start_up_no_longer_than_the_limit(redis, proxy, redis_url):
+async def test_unresponsive_redis_delays_startup_no_longer_than_the_timeout(redis, proxy, redis_url):
     port = redis.connection_pool.connection_kwargs["port"]
     network = await proxy("127.0.0.1", port)
     async with connect(RedisTarget(url=network.url(redis_url), op_timeout_s=30)) as far:
@@ -168,7 +168,7 @@ async def test_a_redis_that_is_silent_holds_a_start_up_no_longer_than_the_limit(
         assert time.monotonic() - began < 2
 
 
-async def test_one_replica_writes_at_a_time_and_the_others_skip_silently(redis):
+async def test_one_replica_writes_at_a_time_and_others_skip_silently(redis):
     fleet = Fleet()
     fleet.beat()
     await redis.set("rota:scheduler:snapshot:writer", "somebody", px=60_000)
@@ -179,21 +179,21 @@ async def test_one_replica_writes_at_a_time_and_the_others_skip_silently(redis):
     assert await redis.get("rota:scheduler:snapshot:writer") == b"somebody"
 
 
-async def test_another_takes_over_when_the_lock_of_a_dead_writer_has_run_out(redis):
+async def test_expired_lock_of_a_dead_writer_is_taken_over(redis):
     fleet = Fleet()
     fleet.beat()
     await redis.set("rota:scheduler:snapshot:writer", "dead", px=50)
-    await until(lambda: writer(fleet, redis).write(), what="the take-over")
+    await until(lambda: writer(fleet, redis).write(), what="the takeover")
     assert await redis.get("rota:scheduler:snapshot:writer") is None
     assert (await written(redis))["workers"]
 
 
-async def test_a_writer_that_was_paused_past_its_lock_writes_nothing_and_frees_nothing(redis):
+async def test_writer_paused_past_its_lock_neither_writes_nor_unlocks(redis):
     fleet = Fleet()
     fleet.beat()
 
     class Paused:
-        """Whoever asks for the time wakes up when somebody else has the lock."""
+        """Returns from `time` after another writer has taken the lock."""
 
         def __getattr__(self, name):
             return getattr(redis, name)
@@ -207,7 +207,7 @@ async def test_a_writer_that_was_paused_past_its_lock_writes_nothing_and_frees_n
     assert await redis.get("rota:scheduler:snapshot:writer") == b"the next one"
 
 
-async def test_the_service_writes_until_it_drains_and_outlives_a_redis_that_is_away(redis):
+async def test_snapshot_service_writes_until_drained_and_survives_a_redis_outage(redis):
     fleet = Fleet()
     fleet.beat()
     draining, ready = asyncio.Event(), asyncio.Event()
@@ -219,7 +219,7 @@ async def test_the_service_writes_until_it_drains_and_outlives_a_redis_that_is_a
         draining.set()
     async with connect(RedisTarget(url="redis://127.0.0.1:1/0", connect_timeout_s=0.2)) as away:
         with structlog.testing.capture_logs() as logs:
-            lonely = writer(fleet, away)
-            await lonely._write_or_warn()
-            await lonely._write_or_warn()
+            snapshot_writer = writer(fleet, away)
+            await snapshot_writer._write_or_warn()
+            await snapshot_writer._write_or_warn()
         assert [each["event"] for each in logs] == ["snapshot_write_failed"]
