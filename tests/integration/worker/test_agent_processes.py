@@ -1,4 +1,4 @@
-"""Sync agents run in processes that can be killed, and that end themselves when nobody renews the lease."""
+"""Sync agents run in killable processes that end themselves when their lease is not renewed."""
 
 import asyncio
 import os
@@ -49,14 +49,14 @@ def is_alive(pid):
 
 
 def children_of(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(field) for field in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def started(path):
     return int(await until(lambda: path.exists() and path.read_text(), within_s=20))
 
 
-async def test_a_body_runs_and_its_process_is_used_again(processes, tmp_path, monkeypatch):
+async def test_agent_body_runs_and_its_process_is_reused(processes, tmp_path, monkeypatch):
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     await processes.run_agent(run_of("told"))
     assert (tmp_path / "told").read_text() == "told 7 1000"
@@ -65,7 +65,7 @@ async def test_a_body_runs_and_its_process_is_used_again(processes, tmp_path, mo
     assert processes._idle == [child]
 
 
-async def test_what_a_body_writes_is_in_the_log_line_by_line(processes, monkeypatch):
+async def test_agent_output_is_logged_line_by_line(processes, monkeypatch):
     lines = []
     monkeypatch.setattr(process_pool.log, "info", lambda event, **facts: lines.append((event, facts)), raising=False)
     await processes.run_agent(run_of("talks"))
@@ -76,22 +76,22 @@ async def test_what_a_body_writes_is_in_the_log_line_by_line(processes, monkeypa
     ]
 
 
-async def test_a_failure_is_classified_where_the_exception_is(processes):
+async def test_agent_failure_is_classified_in_its_process(processes):
     with pytest.raises(BodyFailed, match="RuntimeError: sync failed") as failed:
         await processes.run_agent(run_of("forbidden"))
     assert failed.value.failure is FailureClass.PERMANENT_FORBIDDEN
     with pytest.raises(BodyFailed, match="KeyError") as failed:
         await processes.run_agent(run_of("odd"))
-    assert failed.value.failure is FailureClass.THROTTLED, "the hook of the app says so"
+    assert failed.value.failure is FailureClass.THROTTLED, "classified by the hook of the app"
 
 
-async def test_a_process_that_ends_is_the_end_of_its_body_alone(processes):
+async def test_exiting_process_fails_only_its_own_body(processes):
     with pytest.raises(BodyFailed, match="exit status 3"):
         await processes.run_agent(run_of("gone"))
     await processes.run_agent(run_of("fine"))
 
 
-async def test_a_body_that_is_stopped_is_asked_first(processes, began):
+async def test_cancelled_body_gets_sigterm_first(processes, began):
     task = asyncio.create_task(processes.run_agent(run_of("slow")))
     pid = await started(began)
     stopped_at = time.monotonic()
@@ -103,7 +103,7 @@ async def test_a_body_that_is_stopped_is_asked_first(processes, began):
     assert processes._idle == []
 
 
-async def test_a_body_that_does_not_heed_it_is_killed(processes, began, monkeypatch):
+async def test_body_that_ignores_sigterm_is_killed(processes, began, monkeypatch):
     monkeypatch.setattr(process_pool, "KILL_AFTER_S", 0.2)
     task = asyncio.create_task(processes.run_agent(run_of("deaf")))
     pid = await started(began)
@@ -114,12 +114,10 @@ async def test_a_body_that_does_not_heed_it_is_killed(processes, began, monkeypa
 
 
 @pytest.mark.parametrize("body", ["deaf", "greedy"])
-async def test_without_a_renewal_the_process_is_ended_whatever_its_body_does(
-    processes, began, lease, monkeypatch, body
-):
-    """As when the worker is stopped by SIGSTOP: nothing is said, and the lease is over."""
+async def test_process_whose_lease_is_not_renewed_is_killed(processes, began, lease, monkeypatch, body):
+    """As when SIGSTOP stops the worker: no renewal arrives and the lease expires."""
     monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 60.0)
-    await processes.run_agent(run_of("fine"))  # its process is there, so the time below is all the body's
+    await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 1.5
     task = asyncio.create_task(processes.run_agent(run_of(body)))
     pid = await started(began)
@@ -130,11 +128,9 @@ async def test_without_a_renewal_the_process_is_ended_whatever_its_body_does(
 
 
 @pytest.mark.parametrize("body", ["slow", "greedy"])
-async def test_renewals_keep_a_body_alive_also_one_that_never_lets_others_run(
-    processes, began, lease, monkeypatch, body
-):
+async def test_lease_renewal_keeps_even_a_busy_body_alive(processes, began, lease, monkeypatch, body):
     monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 0.05)
-    await processes.run_agent(run_of("fine"))  # its process is there, so the time below is all the body's
+    await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 0.2
     task = asyncio.create_task(processes.run_agent(run_of(body)))
     pid = await started(began)
@@ -148,31 +144,31 @@ async def test_renewals_keep_a_body_alive_also_one_that_never_lets_others_run(
     assert not is_alive(pid)
 
 
-async def test_nobody_on_the_leash_is_left_when_its_holder_is_killed(processes, began, monkeypatch):
+async def test_process_whose_lease_watchdog_is_killed_ends(processes, began, monkeypatch):
     monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 0.05)
     task = asyncio.create_task(processes.run_agent(run_of("slow")))
     pid = await started(began)
-    [holder] = children_of(pid)
-    os.kill(holder, signal.SIGKILL)
+    [watchdog] = children_of(pid)
+    os.kill(watchdog, signal.SIGKILL)
     with pytest.raises(BodyFailed, match="SIGKILL"):
         await task
     assert not is_alive(pid)
 
 
-async def test_an_idle_process_outlives_any_silence_and_leaves_nobody_behind(processes, lease):
-    await processes.run_agent(run_of("fine"))  # its process is there, so the time below is all the body's
+async def test_idle_process_survives_lease_expiry_and_leaves_no_child(processes, lease):
+    await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 0.01
     await processes.run_agent(run_of("fine"))
     [child] = processes._idle
-    [holder] = children_of(child.process.pid)
+    [watchdog] = children_of(child.process.pid)
     began_at = time.monotonic()
     await until(lambda: time.monotonic() - began_at > 1.3)
     assert child.alive
     await processes.close()
-    await until(lambda: not is_alive(holder))
+    await until(lambda: not is_alive(watchdog))
 
 
-async def test_an_app_that_cannot_be_loaded_is_a_failure_with_its_reason(lease):
+async def test_unloadable_app_fails_the_run_with_its_reason(lease):
     processes = AgentProcessPool("tests.support.nowhere", Path.cwd(), lambda: lease["until"])
     with pytest.raises(BodyFailed, match="did not start: Cannot import"):
         await processes.run_agent(run_of("fine"))

@@ -1,4 +1,4 @@
-"""Files that frames leave: tasks name them, layers of commands say which, and each is stored or its frame fails."""
+"""Artifacts: named by tasks or by layer patterns; each is stored or its frame fails."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.integration.worker.worker_support import command, serving, task, work
 from tests.support.waiting import until
 
 SMALL, LARGE = 1000, 100_000
-KINDS = [pytest.param("leaves", id="on the loop"), pytest.param("leaves_sync", id="in a process")]
+KINDS = [pytest.param("leaves", id="async"), pytest.param("leaves_sync", id="sync")]
 
 
 @pytest.fixture
@@ -34,27 +34,27 @@ def store(tmp_path):
 
 
 def sizes(end, store=None):
-    """Of what came along, and of what lies in the store."""
+    """Artifact sizes by name, of inline files and of files in the store."""
     assert end.status is AttemptStatus.SUCCEEDED, (end.code, end.error)
     return {each.name: len(store.get(each.pointer) if each.pointer else each.data) for each in end.artifacts}
 
 
-async def tidy(tmp_path):
-    """No directory of a frame is left."""
+async def directories_removed(tmp_path):
+    """Wait until every frame directory is removed."""
     await until(lambda: not list((tmp_path / "work").glob("*")), what="an empty work directory")
 
 
 @pytest.mark.parametrize("name", KINDS)
-async def test_small_files_come_along_and_their_directory_goes(server, start, tmp_path, name):
+async def test_small_files_are_sent_inline_and_the_frame_directory_is_removed(server, start, tmp_path, name):
     await start()
     end = await server.run(name, args=[{"a.txt": SMALL, "out/b.txt": 0}, "value"])
     assert sizes(end) == {"a.txt": SMALL, "out/b.txt": 0}
     assert msgspec.msgpack.decode(end.value) == "value"
-    await tidy(tmp_path)
+    await directories_removed(tmp_path)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "leaves_later"])
-async def test_large_files_lie_in_the_store(server, start, store, name):
+async def test_large_files_are_put_in_the_store(server, start, store, name):
     await start(store=store)
     end = await server.run(name, args=[{"a": SMALL, "b": LARGE}])
     assert sizes(end, store) == {"a": SMALL, "b": LARGE}
@@ -64,7 +64,7 @@ async def test_large_files_lie_in_the_store(server, start, store, name):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(
-    ("files", "code", "words"),
+    ("files", "code", "message"),
     [
         ({"a": LARGE}, "artifact_too_large", "100000 bytes: set store.directory for more than 65536"),
         ({f"f{n}": 60_000 for n in range(6)}, "artifact_too_large", "262144 together"),
@@ -72,17 +72,17 @@ async def test_large_files_lie_in_the_store(server, start, store, name):
         ({f"f{n}": 0 for n in range(101)}, "artifact_too_large", "101 artifacts: at most 100"),
     ],
 )
-async def test_what_cannot_be_kept_fails_its_frame_and_says_why(server, start, tmp_path, name, files, code, words):
+async def test_unstorable_artifact_fails_its_frame_with_a_reason(server, start, tmp_path, name, files, code, message):
     running = await start()
     end = await server.run(name, args=[files])
     assert (end.status, end.code, end.artifacts) == (AttemptStatus.FAILED, code, ())
-    assert words in end.error
-    await tidy(tmp_path)
+    assert message in end.error
+    await directories_removed(tmp_path)
     assert sizes(await server.run(name, args=[{"a": 1}])) == {"a": 1}
     assert not running.task.done()
 
 
-async def test_a_file_above_the_cap_of_the_store_fails_its_frame_and_leaves_nothing_there(server, start, tmp_path):
+async def test_file_over_the_store_limit_fails_its_frame_and_stores_nothing(server, start, tmp_path):
     await start(store=FileStore(tmp_path / "store", most_bytes=80_000))
     end = await server.run("leaves", args=[{"a": LARGE}])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "artifact_too_large")
@@ -90,7 +90,7 @@ async def test_a_file_above_the_cap_of_the_store_fails_its_frame_and_leaves_noth
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
-async def test_a_store_that_cannot_be_used_fails_the_frame(server, start, tmp_path):
+async def test_unusable_store_fails_the_frame(server, start, tmp_path):
     (tmp_path / "store").write_text("a file")
     await start(store=FileStore(tmp_path / "store"))
     end = await server.run("leaves", args=[{"a": LARGE}])
@@ -98,14 +98,14 @@ async def test_a_store_that_cannot_be_used_fails_the_frame(server, start, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a//b", "a\nb", "x" * 201])
-async def test_a_name_that_leads_away_is_refused_where_it_is_given(server, start, tmp_path, name):
+async def test_invalid_artifact_name_is_refused(server, start, tmp_path, name):
     await start()
     end = await server.run("leaves_elsewhere", args=[str(tmp_path / "f"), name])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "exception")
     assert "is not a valid artifact name" in end.error
 
 
-async def test_a_file_of_any_place_is_called_by_the_last_part_of_its_path(server, start, tmp_path):
+async def test_artifact_outside_the_frame_directory_is_named_after_its_last_path_part(server, start, tmp_path):
     await start()
     (tmp_path / "f").write_text("x")
     assert sizes(await server.run("leaves_elsewhere", args=[str(tmp_path / "f"), ""])) == {"f": 1}
@@ -113,15 +113,15 @@ async def test_a_file_of_any_place_is_called_by_the_last_part_of_its_path(server
 
 
 @pytest.mark.parametrize("fail", [False, True])
-async def test_a_directory_that_was_asked_for_goes_however_the_frame_ends(server, start, tmp_path, fail):
+async def test_frame_directory_is_removed_however_the_frame_ends(server, start, tmp_path, fail):
     await start()
     end = await server.run("opens_its_folder", args=[fail])
     assert end.status is (AttemptStatus.FAILED if fail else AttemptStatus.SUCCEEDED)
     assert end.artifacts == ()
-    await tidy(tmp_path)
+    await directories_removed(tmp_path)
 
 
-async def test_frames_that_leave_something_and_frames_that_do_not_are_told_apart(server, start):
+async def test_frames_with_and_without_artifacts_are_reported_correctly_side_by_side(server, start):
     await start()
     left = await server.send("leaves", 20, args=[{"a": 3}])
     plain = await server.send("nothing", 200)
@@ -137,24 +137,24 @@ os.symlink('/etc/passwd', 'out/passwd.txt'); os.mkfifo('out/pipe.txt')
 """
 
 
-async def test_a_command_leaves_what_its_layer_says_and_nothing_that_leads_elsewhere(server, start, store, tmp_path):
+async def test_command_artifacts_match_the_layer_patterns_and_exclude_links(server, start, store, tmp_path):
     await start(store=store)
     work = command(sys.executable, "-c", SCRIPT, artifacts=("out/*.txt", "*"))
     end = await server.run(work, args=[1])
     assert sizes(end, store) == {"out/a.txt": 10, "out/b.txt": 100_000, "c.log": 1}
-    await tidy(tmp_path)
+    await directories_removed(tmp_path)
 
 
-async def test_a_command_that_does_not_leave_what_its_layer_says_has_failed(server, start):
+async def test_command_without_its_declared_artifacts_fails(server, start):
     await start()
     end = await server.run(command("true", artifacts=("out/*.png",)))
     assert (end.status, end.code) == (AttemptStatus.FAILED, "artifact_missing")
     assert "matches 'out/*.png'" in end.error
     end = await server.run(command("false", artifacts=("out/*.png",)))
-    assert end.code == "exit_status", "what it failed by comes first"
+    assert end.code == "exit_status", "its own failure takes precedence"
 
 
-async def test_patterns_hold_for_tasks_too(server, start):
+async def test_artifact_patterns_apply_to_tasks(server, start):
     await start()
     end = await server.run(task("opens_its_folder", artifacts=("scr*",)), args=[False])
     assert sizes(end) == {"scratch": 1}
@@ -162,7 +162,7 @@ async def test_patterns_hold_for_tasks_too(server, start):
     assert (end.status, end.code) == (AttemptStatus.FAILED, "artifact_missing")
 
 
-def test_a_task_that_is_called_like_any_function_leaves_nothing(tmp_path, monkeypatch):
+def test_artifact_call_outside_a_worker_does_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     context().artifact("nowhere")
     assert context().folder == Path.cwd()

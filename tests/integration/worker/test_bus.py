@@ -1,4 +1,4 @@
-"""A worker and its servers: how it gets its name, loses it, lives through outages, and ends."""
+"""A worker and its servers: registration, loss, outages, drain and stop."""
 
 import asyncio
 from urllib.parse import urlsplit
@@ -32,29 +32,34 @@ async def start(nats_url, bus_prefix, server, tmp_path):
 
 @pytest.fixture
 async def far(proxy, nats_url):
-    """A bad network before NATS."""
+    """A faulty network in front of NATS."""
     address = urlsplit(nats_url)
     return await proxy(address.hostname, address.port)
 
 
 @pytest.fixture
 def waiting_report():
-    """Until a report could not be stored."""
+    """Wait until a report could not be stored."""
     with structlog.testing.capture_logs() as logs:
         yield lambda: until(
-            lambda: any(line["event"] == "report_publish_retrying" for line in logs), what="a report that waits"
+            lambda: any(line["event"] == "report_publish_retrying" for line in logs), what="a waiting report"
         )
 
 
-async def test_a_worker_says_what_it_offers(server, start):
+async def test_worker_registers_with_its_offer(server, start):
     await start(offer={"name": "w7", "pool": "gpu", "gpus": 2, "labels": {"rack": "b"}, "capabilities": ("blender",)})
-    (hello,) = server.hellos
-    assert (hello.name, hello.pool, hello.gpus, hello.labels) == ("w7", "gpu", 2, {"rack": "b"})
-    assert {"add", "sync_add"} <= set(hello.tasks)
-    assert hello.capabilities == ("blender",)
+    (registration,) = server.hellos
+    assert (registration.name, registration.pool, registration.gpus, registration.labels) == (
+        "w7",
+        "gpu",
+        2,
+        {"rack": "b"},
+    )
+    assert {"add", "sync_add"} <= set(registration.tasks)
+    assert registration.capabilities == ("blender",)
 
 
-async def test_a_refused_worker_ends_with_the_servers_sentence(nats_url, bus_prefix, tmp_path):
+async def test_refused_worker_ends_with_the_message_of_the_server(nats_url, bus_prefix, tmp_path):
     async with serving(nats_url, bus_prefix, refusal="There is no pool x.") as server:
         running = Running(
             Worker(plan_for(tmp_path), NatsTarget(url=nats_url, prefix=bus_prefix), streams(NatsSettings())), server
@@ -63,11 +68,13 @@ async def test_a_refused_worker_ends_with_the_servers_sentence(nats_url, bus_pre
             await running.task
 
 
-async def test_a_worker_waits_for_the_first_server(nats_url, bus_prefix, tmp_path):
+async def test_worker_waits_for_the_first_server(nats_url, bus_prefix, tmp_path):
     target = NatsTarget(url=nats_url, prefix=bus_prefix, publish_timeout_s=0.1)
     with structlog.testing.capture_logs() as logs:
         running = Running(Worker(plan_for(tmp_path), target, streams(NatsSettings())), None)
-        await until(lambda: any(line["event"] == "worker_registration_retrying" for line in logs), what="its first try")
+        await until(
+            lambda: any(line["event"] == "worker_registration_retrying" for line in logs), what="its first attempt"
+        )
         async with serving(nats_url, bus_prefix) as server:
             running.server = server
             await running.until_ready()
@@ -75,15 +82,15 @@ async def test_a_worker_waits_for_the_first_server(nats_url, bus_prefix, tmp_pat
             await running.end()
 
 
-async def test_a_worker_that_is_told_it_is_lost_kills_its_work_and_starts_anew(server, start):
+async def test_worker_declared_lost_kills_its_frames_and_registers_again(server, start):
     await start()
     first = server.workers[0]
     token = await server.send("waits", 2)
     slow = await server.send(task("sleeps"), args=[60])
     await server.began(slow)
     with structlog.testing.capture_logs() as logs:
-        await server.tell(lost=[first])
-        await until(lambda: len(server.workers) == 2 and server.beats(), what="another Hello")
+        await server.publish_liveness(lost=[first])
+        await until(lambda: len(server.workers) == 2 and server.beats(), what="another registration")
     (line,) = [line for line in logs if line["event"] == "worker_session_lost"]
     assert (line["reason"], line["frames"]) == ("told", 3)
     assert await server.run("nothing") is None
@@ -91,7 +98,7 @@ async def test_a_worker_that_is_told_it_is_lost_kills_its_work_and_starts_anew(s
     assert server.ends.keys().isdisjoint({token, token + 1, slow})
 
 
-async def test_a_worker_that_nobody_knows_for_its_lease_stops_its_work(nats_url, bus_prefix, tmp_path):
+async def test_worker_whose_lease_expires_stops_its_frames(nats_url, bus_prefix, tmp_path):
     async with (
         serving(nats_url, bus_prefix, lease_s=0.6) as server,
         workers(nats_url, bus_prefix, server, tmp_path) as start,
@@ -99,17 +106,17 @@ async def test_a_worker_that_nobody_knows_for_its_lease_stops_its_work(nats_url,
         await start()
         token = await server.send("tidies", args=[str(tmp_path / "note")])
         await server.began(token)
-        await until(lambda: len(server.beats()) >= 6, what="more time than its lease has")
-        assert len(server.workers) == 1, "it was known all the time"
+        await until(lambda: len(server.beats()) >= 6, what="more time than its lease")
+        assert len(server.workers) == 1, "its lease was renewed all the time"
         with structlog.testing.capture_logs() as logs:
-            server.telling = False
-            await until((tmp_path / "note").exists, what="the end of its work")
-            await until(lambda: len(server.workers) == 2, what="another Hello")
+            server.confirms_liveness = False
+            await until((tmp_path / "note").exists, what="its frame to stop")
+            await until(lambda: len(server.workers) == 2, what="another registration")
         assert [line["reason"] for line in logs if line["event"] == "worker_session_lost"] == ["lease"]
         assert token not in server.ends
 
 
-async def test_results_are_kept_while_the_bus_is_away(server, start, far, nats_url, waiting_report):
+async def test_results_are_kept_during_a_bus_outage(server, start, far, nats_url, waiting_report):
     await start(url=far.url(nats_url), publish_timeout_s=0.3)
     token = await server.send("naps", 3, args=[0.3])
     await server.began(token)
@@ -124,7 +131,7 @@ async def test_results_are_kept_while_the_bus_is_away(server, start, far, nats_u
     assert server.twice == []
 
 
-async def test_a_report_whose_confirmation_was_lost_is_stored_once(server, start, far, nats_url, waiting_report):
+async def test_report_with_a_lost_confirmation_is_stored_once(server, start, far, nats_url, waiting_report):
     await start(url=far.url(nats_url), publish_timeout_s=0.3)
     token = await server.send("naps", args=[0.2])
     await server.began(token)
@@ -137,7 +144,7 @@ async def test_a_report_whose_confirmation_was_lost_is_stored_once(server, start
     assert server.twice == []
 
 
-async def test_streams_that_nats_has_lost_are_made_anew(server, start):
+async def test_lost_streams_are_recreated(server, start):
     await start()
     token = await server.send("naps", args=[0.2])
     await server.began(token)
@@ -147,46 +154,46 @@ async def test_streams_that_nats_has_lost_are_made_anew(server, start):
     assert await server.run("nothing") is None
 
 
-async def test_a_full_backlog_stops_the_intake_until_it_is_stored(server, start, monkeypatch):
-    storing, may_store = result_reporter.ResultReporter._publish, asyncio.Event()
+async def test_full_result_backlog_stops_the_intake_until_stored(server, start, monkeypatch):
+    publish, may_store = result_reporter.ResultReporter._publish, asyncio.Event()
 
-    async def held_up(self, report):
+    async def delayed_publish(self, report):
         await may_store.wait()
-        return await storing(self, report)
+        return await publish(self, report)
 
-    monkeypatch.setattr(result_reporter.ResultReporter, "_publish", held_up)
+    monkeypatch.setattr(result_reporter.ResultReporter, "_publish", delayed_publish)
     monkeypatch.setattr(result_reporter, "BACKLOG_ENDS_MAX", 5)
     await start()
     first = await server.send("nothing", 10)
     await server.held(first)
     second = await server.send("nothing")
     seen = len(server.beats())
-    await until(lambda: len(server.beats()) >= seen + 3, what="time enough to take it")
+    await until(lambda: len(server.beats()) >= seen + 3, what="enough time to accept it")
     assert second not in tokens_of(server.beats()[-1].held)
     may_store.set()
     assert await server.ended(first, 10) == [None] * 10
     assert await server.ended(second) is None
 
 
-async def test_drain_finishes_what_runs_refuses_what_comes_and_says_goodbye(server, start):
+async def test_drain_finishes_running_frames_and_refuses_new_ones(server, start):
     running = await start(processes=1)
     token = await server.send("naps", args=[0.5])
     sync = await server.send(task("sleeps"), 3, args=[0.5])
     await server.began(sync)
     ending = asyncio.create_task(running.drain())
-    await until(lambda: server.beats()[-1].draining, what="a heartbeat that says so")
+    await until(lambda: server.beats()[-1].draining, what="a draining heartbeat")
     assert (await server.run("nothing")).code == "draining"
     await ending
     assert (await server.ended(token)).status is AttemptStatus.SUCCEEDED
     ends = await server.ended(sync, 3)
     assert ends[0] is None
     assert [(end.status, end.code) for end in ends[1:]] == [(AttemptStatus.REFUSED, "worker_stopped")] * 2
-    await until(lambda: server.beats()[-1].held == [], what="the goodbye")
+    await until(lambda: server.beats()[-1].held == [], what="the last heartbeat")
     assert server.beats()[-1].draining
     assert server.twice == []
 
 
-async def test_drain_gives_back_what_does_not_finish_in_time(server, start):
+async def test_drain_returns_frames_that_do_not_finish_in_time(server, start):
     running = await start(drain_s=0.2)
     token = await server.send("waits")
     await server.began(token)
@@ -195,7 +202,7 @@ async def test_drain_gives_back_what_does_not_finish_in_time(server, start):
     assert (end.status, end.code) == (AttemptStatus.REFUSED, "worker_stopped")
 
 
-async def test_cutting_gives_everything_back_at_once(server, start):
+async def test_cancelled_worker_returns_all_frames_at_once(server, start):
     running = await start()
     token = await server.send("waits", 2)
     await server.began(token)

@@ -1,4 +1,4 @@
-"""docs/howto/cancellation.md: its agents are declared and stopped as it says, and its table refuses whoever is late."""
+"""docs/howto/cancellation.md: its agents stop as documented, and its fencing table refuses a late run."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def page():
     return names
 
 
-async def test_the_async_body_of_the_page_cleans_up_and_ends(page):
+async def test_page_async_body_cleans_up_when_cancelled(page):
     agent, held = page["app"].recurring["refresh"], page["held"]
     stopping = asyncio.create_task(page["stopped"](agent, 0.05))
     await until(lambda: held == [1])
@@ -38,7 +38,7 @@ async def test_the_async_body_of_the_page_cleans_up_and_ends(page):
     assert len(asyncio.all_tasks()) == 1, "its tasks ended with it"
 
 
-def test_the_sync_body_of_the_page_throws_away_what_is_there(page, tmp_path, monkeypatch, capfd):
+def test_page_sync_body_cleans_up_on_sigterm(page, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
     stop = threading.Thread(target=_terminate_when, args=(_runs_sleep,))
@@ -56,7 +56,7 @@ def test_the_sync_body_of_the_page_throws_away_what_is_there(page, tmp_path, mon
 
 
 def _runs_sleep():
-    """Whether the body has come to its work: a signal before that finds nothing to throw away."""
+    """Whether the body has started its work: an earlier signal would find nothing to clean up."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
@@ -70,7 +70,7 @@ def _terminate_when(condition):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_table_of_the_page_refuses_a_run_that_comes_late(page, database_url):
+def test_page_fencing_table_refuses_a_late_run(page, database_url):
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE TABLE export_done (day date PRIMARY KEY, token bigint)")
         for number in (7, 9):

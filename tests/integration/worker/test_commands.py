@@ -1,4 +1,4 @@
-"""Commands as real processes: argv as given, a clean environment, a directory each, nothing left behind."""
+"""Commands as real processes: argv unchanged, a clean environment, their own directory, nothing left behind."""
 
 import sys
 from pathlib import Path
@@ -28,30 +28,30 @@ async def start(nats_url, bus_prefix, server, tmp_path):
     assert set(processes_of()) <= before, "processes were left behind"
 
 
-async def said(server, work, n=1, **more):
-    """What a command printed."""
+async def output_of(server, work, n=1, **more):
+    """The standard output of a command."""
     token = await server.send(work, n, **more)
     await server.ended(token, n)
     return (await server.logged(token))[0].decode()
 
 
-async def test_a_command_runs_as_its_argv_says_without_a_shell(server, start):
+async def test_command_runs_its_argv_without_a_shell(server, start):
     await start()
-    assert await said(server, command("echo", "$HOME", "a  b; exit 3", "*")) == "$HOME a  b; exit 3 *\n"
+    assert await output_of(server, command("echo", "$HOME", "a  b; exit 3", "*")) == "$HOME a  b; exit 3 *\n"
 
 
-async def test_frames_are_numbered_in_argv_and_environment(server, start):
+async def test_frame_number_is_in_argv_and_environment(server, start):
     await start()
     token = await server.send(command("sh", "-c", "echo {frame} {frame:04d} $ROTA_FRAME {x}"), 2, attempt=7)
     assert await server.ended(token, 2) == [None, None]
     assert await server.logged(token + 1) == (b"2 0002 2 {x}\n", 0)
 
 
-async def test_the_environment_holds_what_was_declared_and_little_else(server, start, monkeypatch):
+async def test_environment_contains_declared_variables_and_few_others(server, start, monkeypatch):
     monkeypatch.setenv("ROTA_POSTGRES_URL", "postgres://u:c4nary-secret@host/db")
     monkeypatch.setenv("AWS_THING", "c4nary")
     await start()
-    text = await said(server, command("env", env={"COLOUR": "blue", "LANG": "xx"}, gpus=0))
+    text = await output_of(server, command("env", env={"COLOUR": "blue", "LANG": "xx"}, gpus=0))
     found = dict(line.split("=", 1) for line in text.splitlines())
     allowed = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"}
     ours = {"ROTA_JOB", "ROTA_LAYER", "ROTA_FRAME", "ROTA_ATTEMPT", "ROTA_GPUS", "ROTA_INPUT"}
@@ -60,29 +60,29 @@ async def test_the_environment_holds_what_was_declared_and_little_else(server, s
     assert "c4nary" not in text
 
 
-async def test_gpus_are_handed_out_by_number(server, start):
+async def test_gpus_are_assigned_by_index(server, start):
     await start(offer={"gpus": 2})
-    assert await said(server, command("sh", "-c", "echo $CUDA_VISIBLE_DEVICES", gpus=2)) == "0,1\n"
+    assert await output_of(server, command("sh", "-c", "echo $CUDA_VISIBLE_DEVICES", gpus=2)) == "0,1\n"
 
 
-async def test_each_frame_has_a_directory_of_its_own_that_goes_with_it(server, start, tmp_path):
+async def test_each_frame_has_its_own_directory_removed_at_its_end(server, start, tmp_path):
     await start()
-    here = await said(server, command("sh", "-c", "pwd; touch left; ls; chmod 500 ."))
+    here = await output_of(server, command("sh", "-c", "pwd; touch left; ls; chmod 500 ."))
     folder, listing = here.split("\n", 1)
     assert Path(folder).parent == tmp_path / "work"
     assert "left" in listing
     await until(lambda: not Path(folder).exists(), what="the removal of its directory")
 
 
-async def test_directories_are_kept_when_that_is_asked_for(server, start):
+async def test_directories_are_kept_on_request(server, start):
     await start(keep_dirs=True)
-    folder = (await said(server, command("pwd"))).strip()
+    folder = (await output_of(server, command("pwd"))).strip()
     assert Path(folder).is_dir()
 
 
-async def test_an_input_lies_in_a_file(server, start):
+async def test_input_is_written_to_a_file(server, start):
     await start()
-    text = await said(server, command("sh", "-c", "od -An -tx1 $ROTA_INPUT"), raw=msgspec.msgpack.encode([1]))
+    text = await output_of(server, command("sh", "-c", "od -An -tx1 $ROTA_INPUT"), raw=msgspec.msgpack.encode([1]))
     assert text.split() == ["91", "01"]
 
 
@@ -95,14 +95,14 @@ async def test_an_input_lies_in_a_file(server, start):
         (["true", "a\0b"], "no_command", "The command cannot be started: embedded null byte."),
     ],
 )
-async def test_how_a_command_failed_is_told_by_code_and_sentence(server, start, argv, code, error):
+async def test_command_failure_has_a_code_and_a_message(server, start, argv, code, error):
     await start()
     end = await server.run(command(*argv))
     assert (end.status, end.code, end.error) == (AttemptStatus.FAILED, code, error)
     assert await server.run(command("true")) is None
 
 
-async def test_a_hundred_megabytes_are_cut_to_head_and_tail(server, start):
+async def test_large_output_is_truncated_to_head_and_tail(server, start):
     await start(output_max=200_000)
     token = await server.send(command("sh", "-c", "echo first; head -c 100000000 /dev/zero; echo last"))
     assert await server.ended(token) is None
@@ -112,7 +112,7 @@ async def test_a_hundred_megabytes_are_cut_to_head_and_tail(server, start):
     assert data.endswith(b"last\n")
 
 
-async def test_output_is_told_while_the_command_runs(server, start):
+async def test_output_is_streamed_while_the_command_runs(server, start):
     await start()
     token = await server.send(command("sh", "-c", "echo now; exec sleep 60", kill_after_s=1))
     await until(lambda: server.output(token) == (b"now\n", 0), what="its first line")
@@ -120,7 +120,7 @@ async def test_output_is_told_while_the_command_runs(server, start):
     assert (await server.ended(token)).status is AttemptStatus.CANCELLED
 
 
-async def test_memory_that_was_asked_for_is_a_limit(server, start):
+async def test_requested_memory_is_enforced_as_a_limit(server, start):
     await start()
     end = await server.run(command(PYTHON, "-S", "-c", "x = bytearray(200 * 1024 * 1024)", memory_mb=64))
     assert (end.status, end.code) == (AttemptStatus.FAILED, "exit_status")
@@ -164,7 +164,7 @@ MAPS = "import mmap; mmap.mmap(-1, 3_000_000_000)"
         ),
     ],
 )
-async def test_a_command_over_a_limit_fails_and_says_so(server, start, argv, limits, code, error):
+async def test_command_over_a_limit_fails_with_a_reason(server, start, argv, limits, code, error):
     running = await start()
     end = await server.run(command(*argv, limits=limits))
     assert (end.status, end.code) == (AttemptStatus.FAILED, code)
@@ -174,22 +174,22 @@ async def test_a_command_over_a_limit_fails_and_says_so(server, start, argv, lim
     assert await server.run(command("sh", "-c", "head -c 3000000 /dev/zero > f", limits=within)) is None
 
 
-async def test_limits_of_a_worker_hold_for_commands_that_ask_for_more_or_for_none(server, start):
+async def test_worker_limits_cap_the_limits_of_commands(server, start):
     await start(limits=ProcessLimits(open_files=20))
     for asked, found in ((0, "20"), (500, "20"), (10, "10")):
         work = command("sh", "-c", "ulimit -Hn", limits=ProcessLimits(open_files=asked))
-        assert (await said(server, work)).strip() == found
+        assert (await output_of(server, work)).strip() == found
 
 
-async def test_a_command_that_passes_over_the_warning_is_killed(server, start):
+async def test_command_that_ignores_sigxcpu_is_killed(server, start):
     await start()
-    deaf = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    end = await server.run(command(PYTHON, "-c", deaf, limits=ProcessLimits(cpu_s=1)))
+    script = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    end = await server.run(command(PYTHON, "-c", script, limits=ProcessLimits(cpu_s=1)))
     assert (end.status, end.code) == (AttemptStatus.FAILED, "signal")
     assert end.error == "It was ended by SIGKILL. Limits per process: 1 s of CPU time."
 
 
-async def test_a_command_whose_reader_has_gone_ends_by_that_as_in_a_shell(server, start):
+async def test_command_whose_reader_closed_the_pipe_ends_as_in_a_shell(server, start):
     await start()
     token = await server.send(command("sh", "-c", "yes | head -n 1; echo done"))
     assert await server.ended(token) is None
@@ -197,7 +197,7 @@ async def test_a_command_whose_reader_has_gone_ends_by_that_as_in_a_shell(server
     assert server.output(token, "stderr") == (b"", 0)
 
 
-async def test_cancel_asks_first(server, start):
+async def test_cancel_sends_sigterm_first(server, start):
     await start()
     work = command("sh", "-c", "trap 'echo asked; exit 0' TERM; echo on; while :; do sleep 0.01; done", kill_after_s=60)
     token = await server.send(work)
@@ -207,16 +207,16 @@ async def test_cancel_asks_first(server, start):
     assert (await server.logged(token))[0] == b"on\nasked\n"
 
 
-async def test_a_time_out_kills_the_whole_group(server, start):
+async def test_timeout_kills_the_whole_process_group(server, start):
     await start()
     script = "trap '' TERM; sleep 600 & echo $!; wait; sleep 600"
     token = await server.send(command("sh", "-c", script, timeout_s=0.3, kill_after_s=0.2))
     assert (await server.ended(token)).status is AttemptStatus.TIMEOUT
     child = int((await server.logged(token))[0])
-    await until(lambda: not alive(child), what="the end of the group")
+    await until(lambda: not alive(child), what="the end of the process group")
 
 
-async def test_what_a_command_leaves_in_the_background_ends_with_it(server, start):
+async def test_background_processes_end_with_their_command(server, start):
     await start()
-    child = int(await said(server, command("sh", "-c", "sleep 600 & echo $!")))
-    await until(lambda: not alive(child), what="the end of the background")
+    child = int(await output_of(server, command("sh", "-c", "sleep 600 & echo $!")))
+    await until(lambda: not alive(child), what="the end of the background process")

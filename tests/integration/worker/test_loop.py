@@ -1,4 +1,4 @@
-"""Async tasks on a real bus: what is sent is run once and reported once, whatever the handlers do."""
+"""Async tasks on a real bus: each frame runs once and is reported once, whatever its handler does."""
 
 import sys
 
@@ -32,15 +32,15 @@ def value_of(end):
     return msgspec.msgpack.decode(end.value)
 
 
-async def test_a_run_of_frames_that_say_nothing_comes_back_as_one_run(server, start):
+async def test_frames_without_a_value_are_reported_as_one_range(server, start):
     await start()
     token = await server.send("nothing", 512)
     assert await server.ended(token, 512) == [None] * 512
     assert merge_ranges(run for report in server.reports for run in report.done) == [(token, 512)]
-    assert len(server.reports) <= 8, "told as runs, however often the loop had its turn in between"
+    assert len(server.reports) <= 8, "reported as ranges, however often the loop switched tasks"
 
 
-async def test_values_come_back_from_handlers_that_wait_and_from_those_that_do_not(server, start):
+async def test_values_return_from_handlers_that_await_and_that_do_not(server, start):
     await start()
     end = await server.run("add", args=[2], kwargs={"b": 3})
     assert (end.status, value_of(end)) == (AttemptStatus.SUCCEEDED, 5)
@@ -49,7 +49,7 @@ async def test_values_come_back_from_handlers_that_wait_and_from_those_that_do_n
     assert end.took_ms >= 30
 
 
-async def test_a_frame_knows_which_one_it_is(server, start):
+async def test_handler_context_identifies_its_frame(server, start):
     await start(offer={"gpus": 2})
     ends = await server.run(task("where", gpus=1), 2, attempt=3)
     found = [value_of(end) for end in ends]
@@ -68,7 +68,7 @@ async def test_a_frame_knows_which_one_it_is(server, start):
         ("interrupt", AttemptStatus.FAILED, "exception", "KeyboardInterrupt"),
     ],
 )
-async def test_what_a_handler_raises_is_its_own_end_and_not_the_workers(server, start, kind, status, code, name, wait):
+async def test_handler_exception_ends_its_frame_and_not_the_worker(server, start, kind, status, code, name, wait):
     await start()
     end = await server.run("fails", args=[kind, "because password=hunter22", wait])
     assert (end.status, end.code) == (status, code)
@@ -78,7 +78,7 @@ async def test_what_a_handler_raises_is_its_own_end_and_not_the_workers(server, 
 
 @pytest.mark.parametrize("how", ["group", "gather", "wait_for", "first step"])
 @pytest.mark.parametrize("kind", ["exit", "interrupt"])
-async def test_a_task_that_a_handler_started_does_not_end_the_worker(server, start, how, kind):
+async def test_exit_in_a_subtask_does_not_end_the_worker(server, start, how, kind):
     running = await start()
     neighbour = await server.send("naps", args=[0.2])
     end = await server.run("exits_in_a_task", args=[how, kind])
@@ -87,19 +87,19 @@ async def test_a_task_that_a_handler_started_does_not_end_the_worker(server, sta
     assert not running.task.done()
 
 
-async def test_a_task_that_exits_and_is_looked_at_is_an_error_like_any_other(server, start):
+async def test_exit_in_an_inspected_subtask_is_an_ordinary_exception(server, start):
     await start()
     end = await server.run("exits_in_a_task", args=["left alone", "exit"])
     assert value_of(end) == "SystemExit: 3"
 
 
-async def test_a_handler_may_ask_to_be_tried_again_later(server, start):
+async def test_handler_can_request_a_delayed_retry(server, start):
     await start()
     end = await server.run("later")
     assert (end.status, end.code, end.after_s) == (AttemptStatus.FAILED_RETRYABLE, "retry", 7.5)
 
 
-async def test_errors_are_cut_and_never_fail_themselves(server, start):
+async def test_error_texts_are_truncated_redacted_and_never_raise(server, start):
     await start()
     end = await server.run("fails", args=["value", "x" * 50_000])
     assert len(end.error) <= 10_000
@@ -113,20 +113,20 @@ async def test_errors_are_cut_and_never_fail_themselves(server, start):
     "given",
     [b"\xc1", b"\x05", msgspec.msgpack.encode({"args": 3}), msgspec.msgpack.encode({"args": [1], "more": 1})],
 )
-async def test_a_malformed_input_fails_for_good(server, start, given):
+async def test_malformed_input_fails_fatally(server, start, given):
     await start()
     ends = await server.run("add", 2, raw=given)
     assert [(end.status, end.code) for end in ends] == [(AttemptStatus.FAILED_FATAL, "bad_input")] * 2
 
 
 @pytest.mark.parametrize("name", ["add", "sync_add"])
-async def test_arguments_that_do_not_fit_fail_for_good(server, start, name):
+async def test_mismatched_arguments_fail_fatally(server, start, name):
     await start()
     end = await server.run(name, kwargs={"c": 1})
     assert (end.status, end.code) == (AttemptStatus.FAILED_FATAL, "bad_input")
 
 
-async def test_an_unknown_task_is_refused(server, start):
+async def test_unknown_task_is_refused(server, start):
     await start()
     ends = await server.run("no_such_task", 2)
     assert [(end.status, end.code) for end in ends] == [(AttemptStatus.REFUSED, "unknown_task")] * 2
@@ -141,7 +141,7 @@ async def test_an_unknown_task_is_refused(server, start):
         ({"memory_mb": 300}, {"memory_mb": 100}),
     ],
 )
-async def test_what_does_not_fit_is_refused_and_room_comes_back(server, start, offer, work):
+async def test_frames_over_capacity_are_refused_and_capacity_returns(server, start, offer, work):
     await start(offer=offer)
     token = await server.send(task("waits", **work), 5)
     assert [end.code for end in await server.ended(token + 3, 2)] == ["no_room"] * 2
@@ -152,14 +152,14 @@ async def test_what_does_not_fit_is_refused_and_room_comes_back(server, start, o
         assert await server.run(task("nothing", **work), 3) == [None] * 3
 
 
-async def test_frames_of_one_input_do_not_see_each_others_changes(server, start):
+async def test_frames_with_the_same_input_do_not_share_changes(server, start):
     await start()
     assert [value_of(end) for end in await server.run("appends", 3, args=[[]])] == [1, 1, 1]
     assert await server.run("expects_nothing_in", 3, args=[[]]) == [None] * 3
     assert [value_of(end) for end in await server.run("marks", 3)] == ["", "", ""]
 
 
-async def test_a_handler_finds_itself_in_a_task_of_its_own_from_its_first_step_on(server, start):
+async def test_handler_runs_in_its_own_task_from_the_first_step(server, start):
     await start()
     ends = await server.run("times_out_inside", 3)
     assert [value_of(end) for end in ends] == ["in time"] * 3
@@ -169,7 +169,7 @@ async def test_a_handler_finds_itself_in_a_task_of_its_own_from_its_first_step_o
     assert [value_of(end) for end in others] == ["untouched"] * 2
 
 
-async def test_a_message_that_comes_twice_or_regrouped_runs_once(server, start):
+async def test_redelivered_or_regrouped_message_runs_once(server, start):
     await start()
     token = await server.send("add", 4, args=[1])
     await server.ended(token, 4)
@@ -180,7 +180,7 @@ async def test_a_message_that_comes_twice_or_regrouped_runs_once(server, start):
     assert server.twice == []
 
 
-async def test_large_results_go_to_the_store_and_come_back_by_their_hash(server, start, tmp_path):
+async def test_large_results_go_to_the_store_and_large_inputs_come_from_it(server, start, tmp_path):
     store = FileStore(tmp_path / "store")
     await start(store=store)
     for name in ("large", "sync_large"):
@@ -192,21 +192,21 @@ async def test_large_results_go_to_the_store_and_come_back_by_their_hash(server,
     assert (await server.run("add", pointer=f"file:{'0' * 64}:3")).code == "input_missing"
 
 
-async def test_without_a_store_a_large_result_fails_with_a_word(server, start):
+async def test_large_result_without_a_store_fails_with_a_code(server, start):
     await start()
     end = await server.run("large", args=[70_000])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "result_too_large")
     assert (await server.run("unencodable")).code == "unencodable_result"
 
 
-async def test_many_results_that_do_not_fit_one_message_all_arrive(server, start):
+async def test_results_over_one_message_size_all_arrive(server, start):
     await start()
     ends = await server.run("large", 60, args=[60_000])
     assert {len(value_of(end)) for end in ends} == {60_000}
     assert 1 < max(len(report.ends) for report in server.reports) < 10
 
 
-async def test_cancel_stops_what_runs_and_leaves_the_rest_alone(server, start, tmp_path):
+async def test_cancel_stops_its_frame_and_no_other(server, start, tmp_path):
     await start()
     token = await server.send("tidies", args=[str(tmp_path / "note")])
     other = await server.send("naps", args=[0.3])
@@ -218,7 +218,7 @@ async def test_cancel_stops_what_runs_and_leaves_the_rest_alone(server, start, t
     assert (await server.ended(other)).status is AttemptStatus.SUCCEEDED
 
 
-async def test_a_cancel_that_comes_too_late_or_too_early_changes_nothing(server, start):
+async def test_late_or_early_cancel_changes_nothing(server, start):
     await start()
     token = await server.send("nothing")
     assert await server.ended(token) is None
@@ -228,14 +228,14 @@ async def test_a_cancel_that_comes_too_late_or_too_early_changes_nothing(server,
     assert server.twice == []
 
 
-async def test_a_frame_that_takes_too_long_is_timed_out(server, start):
+async def test_frame_over_its_timeout_is_timed_out(server, start):
     await start()
     end = await server.run(task("waits", timeout_s=0.1))
     assert (end.status, end.code) == (AttemptStatus.TIMEOUT, "timeout")
     assert end.took_ms >= 100
 
 
-async def test_a_handler_that_ignores_its_cancellation_is_given_up(server, start):
+async def test_handler_that_ignores_cancellation_is_abandoned(server, start):
     await start()
     token = await server.send(task("deaf", timeout_s=0.05, **STOP_FAST))
     assert (await server.ended(token)).status is AttemptStatus.TIMEOUT
@@ -245,37 +245,39 @@ async def test_a_handler_that_ignores_its_cancellation_is_given_up(server, start
     assert server.twice == []
 
 
-async def test_progress_and_logs_are_told(server, start):
+async def test_progress_and_logs_are_published(server, start):
     await start()
     token = await server.send("tells", args=[50])
     await server.began(token)
     await server.ended(token)
-    assert {50.0: "half way"} in [dict([said.percent[token]]) for said in server.progress if token in said.percent]
+    assert {50.0: "half way"} in [
+        dict([update.percent[token]]) for update in server.progress if token in update.percent
+    ]
     assert await server.logged(token, "log") == (b"a line\n", 0)
     token = await server.send("says", 2)
     assert await server.ended(token, 2) == [None, None]
     assert await server.logged(token + 1, "log") == (b"at once\n", 0)
 
 
-async def test_frames_that_are_over_at_once_are_never_said_to_have_begun(server, start):
+async def test_frames_that_end_at_once_are_never_reported_as_started(server, start):
     await start()
     await server.run("nothing", 100)
     token = await server.send("naps", args=[0.2])
     await server.began(token)
-    assert [said.started for said in server.progress] == [[(token, 1)]]
+    assert [update.started for update in server.progress] == [[(token, 1)]]
 
 
-async def test_messages_that_make_no_sense_are_passed_over(server, start):
+async def test_undecodable_messages_are_ignored(server, start):
     await start()
     portion = AssignedRange(1, 1, server.workers[0], server.workers[0], 1, 1, 0)
-    nonsense = [
+    invalid = [
         b"\xc1",
         b"",
         encode(Assignment([], [portion])),
         encode(Assignment([task("nothing")], [msgspec.structs.replace(portion, n=2**40)])),
         encode(Assignment([task("nothing")], [msgspec.structs.replace(portion, n=0)])),
     ]
-    for data in nonsense:
+    for data in invalid:
         await server.publish(data)
     for subject in ("sys.job.cancel", "sys.worker.told"):
         await server.bus.publish_core(subject, b"\xc1")
@@ -283,13 +285,13 @@ async def test_messages_that_make_no_sense_are_passed_over(server, start):
     assert 1 not in server.ends
 
 
-async def test_a_handler_that_forks_does_not_speak_twice(server, start):
+async def test_forking_handler_reports_once(server, start):
     await start()
     assert value_of(await server.run("forks")) is True
     assert server.twice == []
 
 
-async def test_a_handler_that_holds_the_loop_is_named_while_the_heart_beats_on(server, start):
+async def test_handler_that_blocks_the_loop_is_named_and_heartbeats_continue(server, start):
     await start()
     with structlog.testing.capture_logs() as logs:
         beats = len(server.beats())
@@ -300,7 +302,7 @@ async def test_a_handler_that_holds_the_loop_is_named_while_the_heart_beats_on(s
     assert len(server.beats()) >= beats + 5
 
 
-async def test_fast_frames_are_not_kept_waiting_by_slow_neighbours(server, start):
+async def test_fast_frames_are_not_delayed_by_slow_ones(server, start):
     await start()
     slow = await server.send("naps", 20, args=[0.4])
     assert await server.run("nothing", 50) == [None] * 50
@@ -308,7 +310,7 @@ async def test_fast_frames_are_not_kept_waiting_by_slow_neighbours(server, start
     await server.ended(slow, 20)
 
 
-async def test_heartbeats_list_what_is_held_and_where_the_last_report_is(server, start):
+async def test_heartbeats_list_held_frames_and_the_last_report(server, start):
     await start()
     token = await server.send("waits", 3)
     await server.held(token + 2)

@@ -1,4 +1,4 @@
-"""Sync tasks in real processes: whatever a task does to its process, the worker lives and its other frames with it."""
+"""Sync tasks in real processes: whatever a task does to its process, the worker and its other frames survive."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def value_of(end):
     return msgspec.msgpack.decode(end.value)
 
 
-async def test_values_come_back_and_a_frame_knows_which_one_it_is(server, start):
+async def test_values_return_and_the_context_identifies_the_frame(server, start):
     await start()
     ends = await server.run("sync_add", 6, args=[2], kwargs={"b": 3})
     assert [value_of(end) for end in ends] == [5] * 6
@@ -39,7 +39,7 @@ async def test_values_come_back_and_a_frame_knows_which_one_it_is(server, start)
     assert value_of(await server.run("sync_where"))[3] == ""
 
 
-async def test_processes_live_long_and_are_few(server, start):
+async def test_processes_are_few_and_reused(server, start):
     await start()
     ends = await server.run("sync_pid", 30)
     assert 1 <= len({value_of(end) for end in ends}) <= 2
@@ -54,7 +54,7 @@ async def test_processes_live_long_and_are_few(server, start):
         ("interrupt", AttemptStatus.FAILED, "exception"),
     ],
 )
-async def test_exceptions_are_told_without_secrets_and_with_their_trace_in_the_log(server, start, kind, status, code):
+async def test_exceptions_are_reported_without_secrets_and_logged_with_traceback(server, start, kind, status, code):
     await start()
     token = await server.send("sync_fails", args=[kind, "token: abcdef"])
     end = await server.ended(token)
@@ -65,7 +65,7 @@ async def test_exceptions_are_told_without_secrets_and_with_their_trace_in_the_l
 
 
 @pytest.mark.parametrize(("name", "args", "code"), [("exits", [3], "exit_status"), ("kills_itself", [], "signal")])
-async def test_a_process_that_ends_fails_its_own_frame_and_no_other(server, start, name, args, code):
+async def test_exiting_process_fails_only_its_own_frame(server, start, name, args, code):
     await start()
     slow = await server.send("sleeps", args=[0.5])
     end = await server.run(name, args=args)
@@ -74,7 +74,7 @@ async def test_a_process_that_ends_fails_its_own_frame_and_no_other(server, star
     assert await server.ended(slow) is None
 
 
-async def test_a_process_killed_from_outside_is_replaced(server, start):
+async def test_process_killed_from_outside_is_replaced(server, start):
     await start()
     pid = value_of(await server.run("sync_pid"))
     token = await server.send("sleeps", args=[60])
@@ -86,7 +86,7 @@ async def test_a_process_killed_from_outside_is_replaced(server, start):
     assert value_of(await server.run("sync_pid")) != pid
 
 
-async def test_an_idle_process_that_was_killed_costs_no_frame(server, start):
+async def test_killed_idle_process_costs_no_frame(server, start):
     await start(processes=1)
     pid = value_of(await server.run("sync_pid"))
     os.kill(pid, signal.SIGKILL)
@@ -94,7 +94,7 @@ async def test_an_idle_process_that_was_killed_costs_no_frame(server, start):
     assert value_of(await server.run("sync_pid")) != pid
 
 
-async def test_a_hundred_megabytes_of_output_are_cut_to_head_and_tail(server, start):
+async def test_large_output_is_truncated_to_head_and_tail(server, start):
     await start(output_max=100_000)
     token = await server.send("prints", args=[1000, 100_000])
     assert await server.ended(token) is None
@@ -105,7 +105,7 @@ async def test_a_hundred_megabytes_of_output_are_cut_to_head_and_tail(server, st
     assert (await server.logged(token, "stderr"))[0] == b"on stderr\n"
 
 
-async def test_all_that_a_frame_wrote_is_in_its_own_log(server, start):
+async def test_output_of_each_frame_is_complete_in_its_own_log(server, start):
     await start()
     token = await server.send("prints", 40, args=[100])
     await server.ended(token, 40)
@@ -113,14 +113,14 @@ async def test_all_that_a_frame_wrote_is_in_its_own_log(server, start):
         assert (await server.logged(one))[0] == b"\n" * 100 + b"that was all\n"
 
 
-async def test_a_task_that_hangs_is_killed_and_its_process_replaced(server, start):
+async def test_hanging_task_is_killed_and_its_process_replaced(server, start):
     await start(processes=1)
     end = await server.run(task("sleeps", timeout_s=0.1, kill_after_s=0.1), args=[60])
     assert (end.status, end.code) == (AttemptStatus.TIMEOUT, "timeout")
     assert value_of(await server.run("sync_add", args=[1])) == 1
 
 
-async def test_cancel_is_noticed_by_tasks_that_look_for_it(server, start, tmp_path):
+async def test_task_that_polls_for_cancel_notices_it(server, start, tmp_path):
     await start(processes=1)
     pid = value_of(await server.run("sync_pid"))
     token = await server.send(task("notices_cancel", kill_after_s=60), args=[str(tmp_path / "note")])
@@ -131,7 +131,7 @@ async def test_cancel_is_noticed_by_tasks_that_look_for_it(server, start, tmp_pa
     assert value_of(await server.run("sync_pid")) == pid
 
 
-async def test_cancel_kills_what_does_not_stop_with_all_that_it_started(server, start, tmp_path):
+async def test_cancel_kills_a_task_that_does_not_stop_and_its_children(server, start, tmp_path):
     await start()
     token = await server.send(task("leaves_a_child", kill_after_s=0.1), args=[str(tmp_path / "pid")])
     await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="its child")
@@ -141,7 +141,7 @@ async def test_cancel_kills_what_does_not_stop_with_all_that_it_started(server, 
     await until(lambda: not alive(child), what="the end of its child")
 
 
-async def test_frames_that_wait_for_a_process_can_be_cancelled(server, start):
+async def test_frames_waiting_for_a_process_can_be_cancelled(server, start):
     await start(processes=1)
     token = await server.send(task("sleeps", kill_after_s=0.1), 3, args=[60])
     await server.began(token)
@@ -154,7 +154,7 @@ async def test_frames_that_wait_for_a_process_can_be_cancelled(server, start):
     assert server.twice == []
 
 
-async def test_a_task_that_forks_answers_once(server, start):
+async def test_forking_task_reports_once(server, start):
     await start()
     assert value_of(await server.run("sync_forks")) is True
     assert value_of(await server.run("closes_stdout")) == "closed"
@@ -162,15 +162,15 @@ async def test_a_task_that_forks_answers_once(server, start):
     assert server.twice == []
 
 
-async def test_progress_and_logs_come_from_processes_too(server, start):
+async def test_progress_and_logs_of_processes_are_published(server, start):
     await start()
     token = await server.send("sync_tells")
     await server.ended(token)
-    assert (25.0, "a quarter") in [said.percent[token] for said in server.progress if token in said.percent]
+    assert (25.0, "a quarter") in [update.percent[token] for update in server.progress if token in update.percent]
     assert await server.logged(token, "log") == (b"from a process\n", 0)
 
 
-async def test_an_app_that_a_process_cannot_load_fails_its_frames_and_not_the_worker(server, start, tmp_path):
+async def test_unloadable_app_fails_its_frames_and_not_the_worker(server, start, tmp_path):
     await start(app=str(tmp_path / "gone.py"))
     end = await server.run("sync_add", args=[1])
     assert (end.status, end.code) == (AttemptStatus.FAILED, "no_process")
@@ -178,7 +178,7 @@ async def test_an_app_that_a_process_cannot_load_fails_its_frames_and_not_the_wo
     assert await server.run("nothing") is None
 
 
-async def test_ending_kills_processes_and_gives_frames_back(server, start):
+async def test_cancelled_worker_kills_its_processes_and_returns_its_frames(server, start):
     running = await start()
     token = await server.send("sleeps", args=[60])
     await server.began(token)

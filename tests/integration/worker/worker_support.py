@@ -1,4 +1,4 @@
-"""What the tests of the worker share: a small server on a real bus, an app with all kinds of tasks, and workers."""
+"""Shared by the worker tests: a fake server on a real bus, an app with many kinds of tasks, and workers."""
 
 import asyncio
 import itertools
@@ -49,9 +49,9 @@ DONE = (AttemptStatus.SUCCEEDED, "")
 
 
 class FakeServer:
-    """Answers handshakes, sends assignments, and keeps everything that workers say."""
+    """Answers registrations, sends assignments, and records every message of the workers."""
 
-    def __init__(self, bus, lease_s=60.0, heartbeat_s=0.2, refusal="", telling=True):
+    def __init__(self, bus, lease_s=60.0, heartbeat_s=0.2, refusal="", confirms_liveness=True):
         self.bus = bus
         self.hellos = []
         self.heartbeats = {}
@@ -61,37 +61,37 @@ class FakeServer:
         self.progress = []
         self.chunks = []
         self.workers = []
-        self.telling = telling
-        self._welcome = Registered(None, heartbeat_s, lease_s, refusal)
+        self.confirms_liveness = confirms_liveness
+        self._registered = Registered(None, heartbeat_s, lease_s, refusal)
         self._tokens = itertools.count(1000)
         self._numbers = itertools.count()
 
     async def serve(self):
         async with asyncio.TaskGroup() as tasks:
-            hears = {
-                HANDSHAKE_SUBJECT: self._hello,
+            handlers = {
+                HANDSHAKE_SUBJECT: self._register,
                 HEARTBEAT_SUBJECT: self._beat,
                 PROGRESS_SUBJECT: self._progress,
                 LOG_SUBJECT: self._log,
             }
-            self.ready = [asyncio.Event() for _ in hears]
-            for (subject, heard), ready in zip(hears.items(), self.ready, strict=True):
-                tasks.create_task(self._hear(subject, heard, ready))
+            self.ready = [asyncio.Event() for _ in handlers]
+            for (subject, handler), ready in zip(handlers.items(), self.ready, strict=True):
+                tasks.create_task(self._subscribe(subject, handler, ready))
             tasks.create_task(self._results())
-            tasks.create_task(self._tell())
+            tasks.create_task(self._confirm_liveness())
 
-    async def _hear(self, subject, heard, ready):
+    async def _subscribe(self, subject, handler, ready):
         async with self.bus.subscribe_core(subject) as queue:
             ready.set()
             while True:
-                await heard(await queue.get())
+                await handler(await queue.get())
 
-    async def _hello(self, question):
-        self.hellos.append(decode(Register, question.data))
-        worker = None if self._welcome.refusal else uuid4()
+    async def _register(self, request):
+        self.hellos.append(decode(Register, request.data))
+        worker = None if self._registered.refusal else uuid4()
         if worker:
             self.workers.append(worker)
-        await self.bus.respond(question, encode(msgspec.structs.replace(self._welcome, worker=worker)))
+        await self.bus.respond(request, encode(msgspec.structs.replace(self._registered, worker=worker)))
 
     async def _beat(self, message):
         beat = decode(Heartbeat, message.data)
@@ -107,10 +107,10 @@ class FakeServer:
         async with self.bus.consumer(RESULTS) as results:
             async for batch in results.batches(wait_s=5):
                 for delivery in batch:
-                    self._keep(decode(Report, delivery.data))
+                    self._record_report(decode(Report, delivery.data))
                     await delivery.ack()
 
-    def _keep(self, report):
+    def _record_report(self, report):
         self.reports.append(report)
         for first, n in report.done:
             for token in range(first, first + n):
@@ -123,14 +123,14 @@ class FakeServer:
             self.twice.append(token)
         self.ends[token] = end
 
-    async def _tell(self):
+    async def _confirm_liveness(self):
         while True:
             await asyncio.sleep(0.1)
-            if self.telling:
-                await self.tell(heard=list(self.workers))
+            if self.confirms_liveness:
+                await self.publish_liveness(heard=list(self.workers))
 
-    async def tell(self, **told):
-        await self.bus.publish_core(LIVENESS_SUBJECT, encode(WorkerLiveness(**told)))
+    async def publish_liveness(self, **message):
+        await self.bus.publish_core(LIVENESS_SUBJECT, encode(WorkerLiveness(**message)))
 
     def tokens(self):
         return next(self._tokens) * 1000
@@ -138,7 +138,7 @@ class FakeServer:
     async def send(
         self, work, n=1, *, worker=None, args=(), kwargs=None, raw=None, token=None, attempt=1, pointer=None
     ):
-        """Frames 1 to n of one layer; the first token."""
+        """Assign frames 1 to n of one layer; returns the first token."""
         if isinstance(work, str):
             work = Work(task=work, cores=1)
         token = self.tokens() if token is None else token
@@ -153,7 +153,7 @@ class FakeServer:
         await self.bus.publish(BusMessage(subject=subject, data=data, msg_id=f"a{next(self._numbers)}"))
 
     async def ended(self, token, n=1, within_s=15.0):
-        """The ends of `n` frames, once all are in: None where one was done without a word."""
+        """Wait for the ends of `n` frames; None for a frame that succeeded without a value."""
         tokens = range(token, token + n)
         await until(
             lambda: all(one in self.ends for one in tokens),
@@ -164,12 +164,12 @@ class FakeServer:
         return ends if n > 1 else ends[0]
 
     async def run(self, work, n=1, **more):
-        """Send, and wait for the ends."""
+        """Send frames and wait for their ends."""
         return await self.ended(await self.send(work, n, **more), n)
 
     async def began(self, token):
         await until(
-            lambda: any(first <= token < first + n for told in self.progress for first, n in told.started),
+            lambda: any(first <= token < first + n for message in self.progress for first, n in message.started),
             what=f"the start of {token}",
         )
 
@@ -180,16 +180,16 @@ class FakeServer:
         return self.heartbeats.get(worker or self.workers[-1], [])
 
     async def held(self, token, worker=None):
-        """Until a heartbeat lists it."""
+        """Wait until a heartbeat lists the token."""
         await until(lambda: self.beats(worker) and token in tokens_of(self.beats(worker)[-1].held), what="a heartbeat")
 
     def output(self, token, stream="stdout"):
-        """What came of a frame's log, in order, and how much was dropped."""
+        """The log of a frame so far, in order, and the number of dropped bytes."""
         chunks = sorted((c for c in self.chunks if c.token == token and c.stream == stream), key=lambda c: c.at)
         return b"".join(chunk.data for chunk in chunks), sum(chunk.dropped for chunk in chunks)
 
     async def logged(self, token, stream="stdout"):
-        """The same, once the last chunk is in."""
+        """Like `output`, after the last chunk has arrived."""
         await until(
             lambda: any(c.token == token and c.stream == stream and c.last for c in self.chunks), what="the last chunk"
         )
@@ -272,7 +272,7 @@ def task(name, **more):
 
 @asynccontextmanager
 async def workers(nats_url, prefix, server, folder):
-    """Factory for workers in this process, ended at the end."""
+    """Factory for workers in this process; stops them on exit."""
     started = []
 
     async def start(url=nats_url, **more):
@@ -287,7 +287,7 @@ async def workers(nats_url, prefix, server, folder):
 
 
 def processes_of(parent=None):
-    """Pids of our children, and of theirs."""
+    """Pids of all descendants."""
     parent = parent or os.getpid()
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""An app with all kinds of tasks, good and bad. Imported by workers in tests, and by their processes."""
+"""An app with many kinds of tasks, good and bad; imported by the workers of tests and by their processes."""
 
 import asyncio
 import contextvars
@@ -14,7 +14,7 @@ import rota
 from rota import Cancelled, Fatal, Retry, Rota
 
 app = Rota()
-mark = contextvars.ContextVar("mark", default="")
+leftover = contextvars.ContextVar("leftover", default="")
 finished = []
 KINDS = {"value": ValueError, "fatal": Fatal, "exit": SystemExit, "interrupt": KeyboardInterrupt}
 
@@ -70,7 +70,7 @@ async def waits():
 
 @app.task
 async def deaf():
-    """Goes on although it is cancelled, for a while."""
+    """Ignores cancellation for a while."""
     for _ in range(10):
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.1)
@@ -100,14 +100,14 @@ async def expects_nothing_in(items):
 
 @app.task
 async def marks():
-    seen = mark.get()
-    mark.set("left behind")
+    seen = leftover.get()
+    leftover.set("left behind")
     return seen
 
 
 @app.task
 async def times_out_inside():
-    """Its own time-out, begun in the first step, must hit itself and nobody else."""
+    """Its own timeout, started in the first step, must cancel only this handler."""
     try:
         async with asyncio.timeout(0.05):
             await asyncio.Event().wait()
@@ -129,7 +129,7 @@ async def _exits(error):
 
 @app.task
 async def exits_in_a_task(how, kind):
-    """What it starts tries to end the process."""
+    """Starts a subtask that tries to end the process."""
     error = KINDS[kind](3)
     match how:
         case "group":
@@ -154,7 +154,7 @@ async def _exits_at_once(error):
 
 @app.task
 async def cancels_its_task():
-    """The first frame cancels the task it finds itself in and ends; the others wait."""
+    """The first frame cancels its current task and ends; the others wait."""
     if rota.context().frame == 1:
         asyncio.current_task().cancel()
         return None
@@ -181,7 +181,7 @@ def leaves_sync(files, value=None):
 
 
 def _leave(files):
-    """Files of its own directory, by name and size; what has less than no size is only named."""
+    """Write files by name and size in the frame directory; a negative size names a file without writing it."""
     context = rota.context()
     for name, size in files.items():
         path = context.folder / name
@@ -198,7 +198,7 @@ async def leaves_elsewhere(path, name):
 
 @app.task
 async def opens_its_folder(fail):
-    """Asks for its directory and names nothing."""
+    """Uses its directory and names no artifact."""
     folder = rota.context().folder
     (folder / "scratch").write_text("x")
     if fail:
@@ -225,7 +225,7 @@ async def holds_the_loop(seconds):
 
 @app.task
 async def forks():
-    """Comes back twice."""
+    """Returns in both processes."""
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)  # noqa: ASYNC222 - it ends at once
