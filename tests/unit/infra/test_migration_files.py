@@ -51,7 +51,7 @@ def test_migrations_are_found_in_every_package_and_ordered_by_number(tmp_path):
 
 
 def test_gap_in_numbers_is_refused_and_named():
-    with pytest.raises(MigrationRefused, match="no migration 0002 before 0003_pre_c"):
+    with pytest.raises(MigrationRefused, match="migration 0002 before 0003_pre_c is missing"):
         make_migrations("0001_pre_a", "0003_pre_c")
 
 
@@ -96,13 +96,13 @@ def test_post_phase_is_refused_while_an_earlier_pre_migration_is_pending():
 
 def test_edited_migration_is_refused_and_named():
     known = make_migrations("0001_pre_a", "0002_pre_b")
-    with pytest.raises(MigrationRefused, match="0001_pre_a was edited after it ran on 2026-01-02"):
+    with pytest.raises(MigrationRefused, match="0001_pre_a was edited after it was applied on 2026-01-02"):
         pending(known, [applied_migration(known[0], checksum="another")], "all")
 
 
 def test_database_of_a_newer_rota_is_refused():
     known = make_migrations("0001_pre_a", "0002_pre_b")
-    with pytest.raises(MigrationRefused, match=r"newer Rota \(0002_pre_b"):
+    with pytest.raises(MigrationRefused, match=r"newer version of Rota \(0002_pre_b"):
         pending(known[:1], [applied_migration(migration) for migration in known], "all")
 
 

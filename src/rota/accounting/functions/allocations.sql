@@ -13,7 +13,8 @@ LANGUAGE sql STABLE AS $$
                        ORDER BY g.token_last LIMIT 1)
 $$;
 
-COMMENT ON FUNCTION rota.proc_buried IS 'Those of the tokens that lie in a grave of the show under its present fence.';
+COMMENT ON FUNCTION rota.proc_buried IS
+  'Those of the tokens that have a tombstone of the show under its current fence.';
 
 CREATE OR REPLACE FUNCTION rota.proc_barred(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[])
 RETURNS SETOF rota.ledger_barred
@@ -34,7 +35,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 COMMENT ON FUNCTION rota.proc_barred IS
-  'Tokens that cannot be inserted: there with the same charge (already) or another one (duplicate), or buried.';
+  'Tokens that cannot be inserted: booked with the same charge (already) or another (duplicate), or tombstoned.';
 
 -- One row per token when the whole batch is refused. Existing rows are reported as such: if they were reported as
 -- refused, the caller would release in Redis what is still booked here.
@@ -89,7 +90,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.proc_insert IS
-  'Insert what was booked in Redis under `fence`. A row for each token that was not inserted now, and why.';
+  'Insert bookings made in Redis under `fence`. Returns a row, with the reason, per token that was not inserted.';
 
 -- Ranges of consecutive tokens; duplicates are merged.
 CREATE OR REPLACE FUNCTION rota.proc_runs(tokens bigint[]) RETURNS TABLE (first bigint, last bigint)
@@ -125,7 +126,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.proc_bury IS
-  'See to it that these tokens never have a proc row; those that have one are left out of the answer.';
+  'Tombstone tokens, so that they never get a proc row. Skips tokens with a row; returns the others.';
 
 -- Rows are deleted range by range along the key, in the order of `firsts` (ascending), so that two releases of the same
 -- tokens cannot deadlock: no other access path is allowed. Locking in order first would cost twice as much.
@@ -190,4 +191,4 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.proc_delete IS
-  'Delete and bury procs of a show; what an unmanaged one held is given back. A row per charge with its tokens.';
+  'Delete and tombstone procs of a show; decrement the counters if it is unmanaged. Returns tokens per charge.';

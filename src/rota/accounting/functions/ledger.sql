@@ -228,7 +228,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.ledger_book IS
-  'Book on the five tables: a row per group with how many of it fit and what refused the next; a row per barred token.';
+  'Book in the five tables. A row per group (how many fit, which cap refused the next), and a row per barred token.';
 
 CREATE OR REPLACE FUNCTION rota.ledger_sums(of_show uuid) RETURNS rota.ledger_group[]
 LANGUAGE sql STABLE AS $$

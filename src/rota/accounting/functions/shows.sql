@@ -36,7 +36,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.show_shared IS
-  'Hold the lock of a show shared until the transaction ends; flag and fence as of after the lock, or nulls.';
+  'Lock a show in shared mode until the transaction ends. Returns its row as read after the lock, or nulls.';
 
 CREATE OR REPLACE FUNCTION rota.show_raise_fence(of_show uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$

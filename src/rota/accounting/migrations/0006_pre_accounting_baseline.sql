@@ -1,7 +1,7 @@
--- The books in PostgreSQL: limits, counters, and the procs they count. See docs/adr/0009-the-books.md.
--- Cores are hundredths of a core in every column; -1 in a cap means that there is none.
+-- Accounting in PostgreSQL: limits, usage counters, and the procs that they count. See ADR 9.
+-- Cores are in hundredths of a core in every column; a cap of -1 means unlimited.
 
--- One counter for every row with limits, so that a version never comes back when a row is deleted and made again.
+-- One sequence for all rows with limits, so that a version is never reused when a row is deleted and created again.
 CREATE SEQUENCE rota.limit_version;
 
 CREATE TABLE rota.show (
@@ -12,16 +12,16 @@ CREATE TABLE rota.show (
   int_founded         bigint NOT NULL DEFAULT 1 CHECK (int_founded <= int_fence),
   int_version         bigint NOT NULL DEFAULT nextval('rota.limit_version'),
   ts_created          timestamptz NOT NULL DEFAULT now(),
-  -- How many jobs of a show may run at once. Shows without such a limit have no rows here and pay nothing.
   int_max_jobs integer NOT NULL DEFAULT -1 CHECK (int_max_jobs >= -1)
 );
 
-COMMENT ON COLUMN rota.show.b_scheduler_managed IS 'Whether Redis keeps the live books of this show.';
+COMMENT ON COLUMN rota.show.b_scheduler_managed IS
+  'Managed show: the ledger in Redis decides its quota; otherwise PostgreSQL does.';
 
-COMMENT ON COLUMN rota.show.int_fence IS 'Rises when what Redis believed about the show may no longer be used.';
+COMMENT ON COLUMN rota.show.int_fence IS 'Increases when the state of this show in Redis may no longer be used.';
 
 COMMENT ON COLUMN rota.show.int_founded IS
-  'Fence at which Redis last had to be seeded; one that was seeded under a lower fence may lack procs.';
+  'Fence at which Redis last had to be seeded; a state seeded under a lower fence may lack procs.';
 
 CREATE TABLE rota.alloc (
   pk_alloc    uuid PRIMARY KEY,
@@ -43,7 +43,8 @@ CREATE TABLE rota.folder (
   UNIQUE (pk_show, str_name)
 );
 
--- The five tables that count. Half of each page is left free, so that a new count touches no index.
+-- The five tables with usage counters, from subscription to layer_resource. The fillfactor leaves room for new counts
+-- in the same page (HOT updates), so that they write no index.
 CREATE TABLE rota.subscription (
   pk_subscription uuid PRIMARY KEY,
   pk_show         uuid NOT NULL REFERENCES rota.show ON DELETE CASCADE,
@@ -57,7 +58,8 @@ CREATE TABLE rota.subscription (
   UNIQUE (pk_show, pk_alloc)
 ) WITH (fillfactor = 50);
 
-COMMENT ON COLUMN rota.subscription.int_burst IS 'Hard cap; 0 refuses every core. There is no unlimited burst.';
+COMMENT ON COLUMN rota.subscription.int_burst IS
+  'Hard cap on cores; 0 refuses every core. A burst cannot be unlimited.';
 
 COMMENT ON COLUMN rota.subscription.int_gpu_burst IS 'Hard cap on GPUs; 0 refuses every GPU, -1 is unlimited.';
 
@@ -74,7 +76,7 @@ CREATE TABLE rota.folder_resource (
 ) WITH (fillfactor = 50);
 
 COMMENT ON COLUMN rota.folder_resource.int_max_cores IS
-  'Cap; 0 and -1 are unlimited, here and in the caps of points, jobs and layers.';
+  'Cap; 0 and -1 are unlimited. The same holds for int_max_gpus and for the caps of points, jobs and layers.';
 
 CREATE TABLE rota.point (
   pk_show       uuid NOT NULL REFERENCES rota.show ON DELETE CASCADE,
@@ -89,7 +91,7 @@ CREATE TABLE rota.point (
   PRIMARY KEY (pk_show, pk_dept)
 ) WITH (fillfactor = 50);
 
--- Jobs and layers belong to the engine: their ids are taken as given.
+-- The engine owns jobs and layers: their ids are not checked here.
 CREATE TABLE rota.job_resource (
   pk_job        uuid PRIMARY KEY,
   pk_show       uuid NOT NULL REFERENCES rota.show ON DELETE CASCADE,
@@ -112,8 +114,8 @@ CREATE TABLE rota.layer_resource (
   int_version   bigint NOT NULL DEFAULT nextval('rota.limit_version')
 ) WITH (fillfactor = 50);
 
--- What is booked. One row per token, with everything it was charged to, so that moving a host or a job in the meantime
--- gives back to the right keys. No index besides the key and no foreign key: both would be paid for by every frame.
+-- Bookings: one row per token, with all keys that it was charged to, so that a release credits the same keys even if a
+-- host or job was moved meanwhile. No index besides the primary key and no foreign key: every frame would pay for them.
 CREATE TABLE rota.proc (
   token              bigint PRIMARY KEY CHECK (token >= 0 AND token < 9007199254740992),
   pk_show            uuid NOT NULL,
@@ -129,10 +131,11 @@ CREATE TABLE rota.proc (
   ts_booked          timestamptz NOT NULL DEFAULT now()
 );
 
--- Tokens that had their row or will never have one: whoever repeats their booking late finds them here. A grave holds a
--- run of consecutive tokens. Graves of a show and fence never overlap, since a token is buried by the transaction that deletes
--- its row, or under the exclusive lock: hence a token can only lie in the first grave that ends at it or behind it.
--- No foreign key: every release would write to the row of its show.
+-- Tombstones: tokens whose proc row was deleted or must never be inserted, so that a late duplicate cannot book them. A
+-- tombstone covers a range of consecutive tokens. Tombstones of a show and fence never overlap, because a token gets
+-- its tombstone in the transaction that deletes its row, or under the exclusive lock of the show: only the first
+-- tombstone whose token_last is not below a token can cover it. No foreign key: every release would lock the row of its
+-- show.
 CREATE TABLE rota.proc_grave (
   pk_show     uuid NOT NULL,
   token_first bigint NOT NULL CHECK (token_first >= 0),
@@ -142,9 +145,10 @@ CREATE TABLE rota.proc_grave (
   PRIMARY KEY (pk_show, int_fence, token_last)
 );
 
-COMMENT ON COLUMN rota.proc_grave.int_fence IS 'Fence of the show at burial; under a higher one the grave bars nobody, and may go.';
+COMMENT ON COLUMN rota.proc_grave.int_fence IS
+  'Fence of the show when the tombstone was written; under a higher fence it has no effect and may be deleted.';
 
--- Frames that ask the same of the same keys, and the consecutive tokens (runs) they own.
+-- Frames with the same charge (group), and ranges of consecutive tokens (run); `owner` is the index of their group.
 CREATE TYPE rota.ledger_group AS (
   pk_alloc uuid, pk_folder uuid, pk_job uuid, pk_layer uuid, pk_dept uuid, pk_host uuid,
   int_cores bigint, int_gpus bigint
@@ -152,7 +156,7 @@ CREATE TYPE rota.ledger_group AS (
 
 CREATE TYPE rota.ledger_run AS (owner integer, first bigint, last bigint);
 
--- A token that got no row from a call, and why.
+-- A token for which a call inserted no row, and the reason.
 CREATE TYPE rota.ledger_barred AS (owner integer, token bigint, why text);
 
 CREATE TYPE rota.ledger_key AS (level integer, id uuid, max_cores bigint, max_gpus bigint, cores bigint, gpus bigint);

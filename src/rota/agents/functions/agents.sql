@@ -29,7 +29,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.agents_begin IS
-  'Asked again with the same numbers, after a lost reply, it finds the runs that were begun.';
+  'Idempotent: a retry with the same numbers, after a lost reply, returns the runs that were begun.';
 
 -- Shared by all ways to end a run: deletes it, adds its history and the next due time. Returns rows for owned runs
 -- only.

@@ -1,11 +1,12 @@
--- Recurring agents: what they are, who runs them, and what came of it. See docs/adr/0018-agents.md.
+-- Recurring agents: definitions, current runs and history. See ADR 18.
 
--- A block of 1024 run numbers for each call: a number is never given twice, whatever Redis forgets.
+-- Each value is a block of 1024 run numbers, so that a number is never issued twice, even if Redis loses data.
 CREATE SEQUENCE rota.agent_run_block;
 
--- Grows from one run of an agent to the next, which run numbers do not: they are given out in advance.
+-- Fencing tokens: they increase from run to run of an agent. Run numbers do not, because they are allocated in advance.
 CREATE SEQUENCE rota.agent_token;
 
+-- The fillfactor leaves room for the next due time in the same page (HOT updates), so that it writes no index.
 CREATE TABLE rota.agent (
   name         text PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 200),
   shard_group  text NOT NULL DEFAULT '',
@@ -25,23 +26,25 @@ CREATE TABLE rota.agent (
   ts_declared  timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50);
 
-  -- room for the next due time in the same page, so that it touches no index
+COMMENT ON COLUMN rota.agent.ts_due IS 'Next due time by the schedule, by the clock of Redis; null: never again.';
 
-COMMENT ON COLUMN rota.agent.ts_due IS 'When its schedule has it run next, by the clock of Redis; null: never again.';
+COMMENT ON COLUMN rota.agent.ts_next IS
+  'Next due time, by the schedule or by a backfill; if both are due, the schedule goes first.';
 
-COMMENT ON COLUMN rota.agent.ts_next IS 'When it runs next, for its schedule or for a backfill; its schedule goes first.';
+COMMENT ON COLUMN rota.agent.ts_backfill_due IS 'Due time of the next backfill run; null: no backfill.';
 
-COMMENT ON COLUMN rota.agent.ts_backfill_due IS 'When the next run of a backfill may begin; null: there is none.';
+COMMENT ON COLUMN rota.agent.ts_backfill_slot IS
+  'Past slot of the schedule that the next backfill run is for; the backfill ends at ts_backfill_until.';
 
-COMMENT ON COLUMN rota.agent.ts_backfill_slot IS 'The past moment of its schedule that this run is for; the last is ts_backfill_until.';
+COMMENT ON COLUMN rota.agent.ts_slot IS
+  'Slot of the schedule that the next run is for; a retry is due later than its slot.';
 
-COMMENT ON COLUMN rota.agent.ts_slot IS 'The moment of its schedule that the next run is for; a retry comes later than its slot.';
+COMMENT ON COLUMN rota.agent.queued IS 'Whether one more run is requested, to begin as soon as the current run ends.';
 
-COMMENT ON COLUMN rota.agent.queued IS 'One more run is wanted as soon as the present one has ended.';
+COMMENT ON COLUMN rota.agent.streak IS 'Number of consecutive failures, on any replica.';
 
-COMMENT ON COLUMN rota.agent.streak IS 'Failures in a row, on whatever replica.';
-
-COMMENT ON COLUMN rota.agent.runs IS 'Runs that have ended; the next one is written to place runs % 50 of the ring.';
+COMMENT ON COLUMN rota.agent.runs IS
+  'Number of ended runs; the next one to end is stored at place runs % 50 of rota.agent_run.';
 
 CREATE TABLE rota.agent_running (
   name         text PRIMARY KEY REFERENCES rota.agent,
@@ -58,13 +61,16 @@ CREATE TABLE rota.agent_running (
   ts_deadline  timestamptz NOT NULL
 );
 
-COMMENT ON TABLE rota.agent_running IS 'The present run of each agent. The primary key is why an agent never overlaps itself.';
+COMMENT ON TABLE rota.agent_running IS
+  'The current run of each agent. The primary key guarantees that an agent never overlaps itself.';
 
-COMMENT ON COLUMN rota.agent_running.token IS 'For what the body writes elsewhere: who comes with a smaller one than was seen is late.';
+COMMENT ON COLUMN rota.agent_running.token IS
+  'Fencing token for external writes of the run: a token smaller than one already seen is stale.';
 
-COMMENT ON COLUMN rota.agent_running.name IS 'Who runs is not removed: declared anew, it would run beside itself.';
+COMMENT ON COLUMN rota.agent_running.name IS
+  'The foreign key keeps an agent with a run from being deleted: declared again, it would overlap itself.';
 
-COMMENT ON COLUMN rota.agent_running.fence IS 'With lease: the grant in rota.lease for as long as which this run lives.';
+COMMENT ON COLUMN rota.agent_running.fence IS 'With lease: the grant in rota.lease that keeps this run alive.';
 
 CREATE TABLE rota.agent_run (
   name         text NOT NULL REFERENCES rota.agent ON DELETE CASCADE,
@@ -82,4 +88,4 @@ CREATE TABLE rota.agent_run (
   PRIMARY KEY (name, place)
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE rota.agent_run IS 'The last 50 runs of each agent: a ring, so that it never needs pruning.';
+COMMENT ON TABLE rota.agent_run IS 'The last 50 runs of each agent: a ring buffer, so that no pruning is needed.';

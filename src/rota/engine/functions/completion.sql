@@ -269,4 +269,5 @@ BEGIN
     FROM unnest(finished) AS j GROUP BY j.pk_show, j.topic, j.state, j.workflow_id;
 END $$;
 
-COMMENT ON FUNCTION rota.frames_succeed IS 'End frames of one worker that returned nothing: closures, procs, counts, jobs.';
+COMMENT ON FUNCTION rota.frames_succeed IS
+  'Complete frames of one worker that returned no result: closures, procs, counts and jobs.';

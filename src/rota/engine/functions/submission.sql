@@ -259,7 +259,8 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION rota.job_submit IS 'Write jobs with their layers, caps, keys and queue entries, in the caller''s transaction.';
+COMMENT ON FUNCTION rota.job_submit IS
+  'Write jobs with their layers, caps, keys and queue entries, in the caller''s transaction.';
 
 -- A layer as it is displayed.
 CREATE OR REPLACE FUNCTION rota.layer_shown(l rota.layer) RETURNS jsonb

@@ -1,6 +1,6 @@
--- Jobs, their layers, where they may run, and what is left of them. See docs/adr/0014-the-pipeline.md.
+-- Jobs, layers, placement classes, workers, results and outputs. See ADR 14.
 
--- What placement looks at. Frames of a queue are alike in all of it, so the first that does not fit speaks for the rest.
+-- Placement requirements. All frames of a queue have the same class, so if the first one does not fit, none does.
 CREATE TABLE rota.placement_class (
   class_id         integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   digest           bytea NOT NULL UNIQUE,
@@ -14,7 +14,8 @@ CREATE TABLE rota.placement_class (
   memory_mb        bigint NOT NULL
 );
 
-COMMENT ON COLUMN rota.placement_class.labels IS 'placement.*, constraint.* and node.* labels; a worker must have each.';
+COMMENT ON COLUMN rota.placement_class.labels IS
+  'placement.*, constraint.* and node.* labels; a worker must have each of them.';
 
 CREATE TABLE rota.queue_class (
   queue     text PRIMARY KEY,
@@ -25,9 +26,10 @@ CREATE TABLE rota.queue_class (
   UNIQUE (pk_show, pk_folder, pk_dept, class_id)
 );
 
-COMMENT ON TABLE rota.queue_class IS 'What the name of a queue stands for; a show, folder or department at its cap stops no other.';
+COMMENT ON TABLE rota.queue_class IS
+  'Show, folder, department and class of a queue; a show, folder or department at its cap blocks no other.';
 
--- Live jobs only: one that has ended moves to job_done. `state` is a word of rota.model.lifecycle.JobState.
+-- Live jobs; a job that ends moves to job_done. `state` is a JobState.
 CREATE TABLE rota.job (
   pk_job            uuid PRIMARY KEY,
   pk_show           uuid NOT NULL,
@@ -69,23 +71,27 @@ CREATE INDEX ON rota.job (pk_show) WHERE reason = 'tenant_limit';
 
 CREATE INDEX ON rota.job (pk_show, pk_job);
 
-COMMENT ON COLUMN rota.job.reason IS 'Why it waits, in a code of rota.model.reasons; null when it does not, or the queue tells.';
+COMMENT ON COLUMN rota.job.reason IS
+  'Why the job waits: a code of rota.model.reasons. Null: it does not wait, or the queue shows the reason.';
 
-COMMENT ON COLUMN rota.job.ends_as IS 'It is being ended: no frame of it starts any more, and those left end in this way. Set once.';
+COMMENT ON COLUMN rota.job.ends_as IS
+  'Set once, when termination begins: no frame starts any more, and the remaining frames end in this state.';
 
-COMMENT ON COLUMN rota.job.request IS 'The rest of the submission, msgpack: rota.model.job.Details.';
+COMMENT ON COLUMN rota.job.request IS 'The rest of the submission: SubmissionDetails, msgpack.';
 
-COMMENT ON COLUMN rota.job.ts_wait_until IS 'max_wait: fails when no frame of it was dispatched until then.';
+COMMENT ON COLUMN rota.job.ts_wait_until IS
+  'Deadline from max_wait: the job fails if none of its frames was dispatched by then.';
 
-COMMENT ON COLUMN rota.job.ts_run_at IS 'Not before this moment: its frames are queued as deferred.';
+COMMENT ON COLUMN rota.job.ts_run_at IS 'The job does not run before this time: its frames are queued as deferred.';
 
-COMMENT ON COLUMN rota.job.word IS 'What the policy said of it last, by its number in rota.policy_word; null: nobody was asked.';
+COMMENT ON COLUMN rota.job.word IS
+  'Last policy decision, by its number in rota.policy_word; null: no policy was evaluated.';
 
-COMMENT ON COLUMN rota.job.asks IS 'How often in a row the policy was asked and said nothing.';
+COMMENT ON COLUMN rota.job.asks IS 'Number of consecutive policy requests without a decision.';
 
-COMMENT ON COLUMN rota.job.ts_ask_at IS 'When the policy is to be asked again.';
+COMMENT ON COLUMN rota.job.ts_ask_at IS 'When the policy is evaluated again.';
 
-COMMENT ON COLUMN rota.job.history IS 'Its states: [[state, milliseconds since 1970, reason], ...].';
+COMMENT ON COLUMN rota.job.history IS 'State history: [[state, milliseconds since 1970, reason], ...].';
 
 CREATE TABLE rota.layer (
   pk_layer    uuid PRIMARY KEY,
@@ -114,20 +120,25 @@ CREATE TABLE rota.layer (
 
 CREATE INDEX ON rota.layer (pk_job);
 
-COMMENT ON COLUMN rota.layer.work IS 'rota.model.work.Work, msgpack: what each frame runs and asks for.';
+COMMENT ON COLUMN rota.layer.work IS 'Work, msgpack: what each frame runs, and the resources it needs.';
 
-COMMENT ON COLUMN rota.layer.input IS 'What each frame is called with, unless its queue entry brings its own; input_at is where a large one is.';
+COMMENT ON COLUMN rota.layer.input IS
+  'Input of each frame, unless its queue entry has a payload of its own; input_at points to a large input.';
 
 COMMENT ON COLUMN rota.layer.frame_step IS
-  'The queue numbers frames one by one from first_frame on; frame q of the queue is number first_frame + (q - first_frame) * frame_step.';
+  'Frame q in the queue, which counts by 1 from first_frame, is number first_frame + (q - first_frame) * frame_step.';
 
-COMMENT ON COLUMN rota.layer.ranges IS 'First, count, first, count, ... as the queue numbers them; null: one range from first_frame on.';
+COMMENT ON COLUMN rota.layer.ranges IS
+  'First, count, first, count, ... as the queue numbers frames; null: one range from first_frame on.';
 
-COMMENT ON COLUMN rota.layer.items IS 'What each frame of a map is called with, until the job is admitted and they go to the queue.';
+COMMENT ON COLUMN rota.layer.items IS
+  'Input of each frame of a map, until the job is admitted and the inputs move to the queue entries.';
 
-COMMENT ON COLUMN rota.layer.capped IS 'Whether it or its job was submitted with a cap; one that was set later is not told here.';
+COMMENT ON COLUMN rota.layer.capped IS
+  'Whether the layer or its job was submitted with a cap; a cap that is set later does not change it.';
 
--- What has ended, by the day it ended; days past their retention are dropped whole. The default takes what no day does.
+-- Ended jobs, partitioned by the day on which they ended; partitions past their retention are dropped. The default
+-- partition takes rows of days without a partition.
 CREATE TABLE rota.job_done (
   pk_job       uuid NOT NULL,
   pk_show      uuid NOT NULL,
@@ -147,9 +158,8 @@ CREATE TABLE rota.job_done (
   history      jsonb NOT NULL,
   layers       rota.layer[] NOT NULL,
   word         integer,
-  -- Caps of jobs that have ended, of which nothing is booked: kept with the job for whoever retries it, and removed from the
-  -- books, lest every job there ever was is told to Redis again and again. Nothing is booked for a job that has ended; a row
-  -- that counts something all the same stays, under the lock that counting takes, until the books have set it right.
+  -- Maintenance moves caps of ended jobs here from job_resource and layer_resource, so that accounting does not
+  -- publish them to Redis forever; a resubmission reads them. Rows that still count usage stay until it is corrected.
   caps jsonb
 ) PARTITION BY RANGE (ts_finished);
 
@@ -161,9 +171,10 @@ CREATE INDEX ON rota.job_done (pk_show, ts_finished);
 
 CREATE INDEX ON rota.job_done (pk_show, pk_job);
 
-COMMENT ON COLUMN rota.job_done.layers IS 'Its layers as they were when it ended, in order.';
+COMMENT ON COLUMN rota.job_done.layers IS 'Layers of the job when it ended, in order.';
 
--- What frames returned, and why they failed. By the day they ended; what belongs to a live job is carried on when a day goes.
+-- Results and errors of attempts, partitioned by day. Before a partition is dropped, rows of jobs that are live, or
+-- kept for longer, move to a later day.
 CREATE TABLE rota.frame_end (
   pk_layer    uuid NOT NULL,
   frame       integer NOT NULL,
@@ -178,9 +189,9 @@ CREATE TABLE rota.frame_end (
   pk_host     uuid,
   artifacts   text[],
   ts_finished timestamptz NOT NULL DEFAULT now(),
-  -- Carried on to a later day, a row still says when its frame ended.
+  -- Keeps the time of the end when the row moves to a later day.
   ts_ended timestamptz,
-  -- Null: as it was, for everybody who may see the job. The row that ends a frame says so from the first moment on.
+  -- Null: unchanged, readable by all who may see the job. Holds are set by the insert, so that no read precedes them.
   output text CHECK (output IN ('held', 'quarantined', 'redacted')),
   checks jsonb
 ) PARTITION BY RANGE (ts_finished);
@@ -200,9 +211,10 @@ CREATE TABLE rota.idempotency_key (
 
 CREATE INDEX ON rota.idempotency_key (ts_created);
 
-COMMENT ON COLUMN rota.idempotency_key.digest IS 'Of the submission: the same key with another one is refused.';
+COMMENT ON COLUMN rota.idempotency_key.digest IS
+  'Digest of the submission: the same key with another digest is refused.';
 
--- Workers by incarnation: a process that starts again is another one.
+-- Worker sessions: a process that starts again gets a new row.
 CREATE TABLE rota.worker (
   pk_host      uuid PRIMARY KEY,
   str_name     text NOT NULL,
@@ -216,17 +228,19 @@ CREATE TABLE rota.worker (
 
 CREATE INDEX ON rota.worker (state) WHERE state = 'up';
 
-COMMENT ON COLUMN rota.worker.state IS 'gone: it said goodbye; lost: it fell silent. Neither ever has a proc again.';
+COMMENT ON COLUMN rota.worker.state IS
+  'gone: it deregistered; lost: its heartbeats stopped. Neither ever gets another proc.';
 
--- Where the frames of a layer go, by names: looked up in every call, so that nothing that was renamed or deleted since is
--- believed. `fault` says what is missing.
+-- Show, folder, department and queue of a layer. Every call looks them up by name, because they may have been renamed
+-- or deleted. `fault` says what is missing.
 CREATE TYPE rota.job_place AS (
   pk_show uuid, pk_folder uuid, pk_dept uuid, queue text, priority smallint, fault text
 );
 
 CREATE TYPE rota.job_unwritten AS (at integer, outcome text, pk_job uuid, state text);
 
--- Jobs that wait for others. An edge is there until the job it names has ended; while a job has one it is not queued.
+-- Dependencies between jobs. A job is not queued while it has a row here. The row is deleted when pk_before succeeds
+-- (with if_failed = 'run': when it ends), or when pk_job itself ends.
 CREATE TABLE rota.job_after (
   pk_before uuid NOT NULL,
   pk_job    uuid NOT NULL,
@@ -236,9 +250,10 @@ CREATE TABLE rota.job_after (
 
 CREATE INDEX ON rota.job_after (pk_job);
 
-COMMENT ON TABLE rota.job_after IS 'pk_job waits for pk_before, which was there before it: nothing can ever wait for itself.';
+COMMENT ON TABLE rota.job_after IS 'pk_job waits for pk_before, which existed first: dependencies have no cycles.';
 
-COMMENT ON COLUMN rota.job_after.if_failed IS 'What becomes of it when pk_before does not succeed; run: nothing.';
+COMMENT ON COLUMN rota.job_after.if_failed IS
+  'What happens to pk_job if pk_before does not succeed; run: it runs nevertheless.';
 
 CREATE TYPE rota.job_ended AS (pk_job uuid, pk_show uuid, topic text, state text, workflow_id text);
 
@@ -255,10 +270,11 @@ CREATE TYPE rota.frame_told AS (
 );
 
 COMMENT ON TYPE rota.frame_told IS
-  'What came of ending frames. not_held: nothing was done, since the worker holds only `tokens`; refused: these had ended before;
-released: procs of one layer that are gone; singles: those of one frame each, a job and a layer for each token; finished: jobs that have ended.';
+  'Result of completing frames, by `what`. not_held: nothing was done, because the worker holds only `tokens`; '
+  'refused: these positions had ended before; released: procs of one layer that were deleted; singles: procs of one '
+  'frame each, with a job and a layer per token; finished: jobs that ended.';
 
--- What a frame wrote, in pieces, by the day they came in.
+-- Logs of frames, in chunks, partitioned by the day on which they were received.
 CREATE TABLE rota.frame_log (
   pk_layer   uuid NOT NULL,
   frame      integer NOT NULL,
@@ -276,27 +292,33 @@ CREATE TABLE rota.frame_log_default PARTITION OF rota.frame_log DEFAULT;
 
 CREATE INDEX ON rota.frame_log (pk_layer, frame, token);
 
-COMMENT ON COLUMN rota.frame_log.at IS 'Place of its first byte among all that the stream ever wrote; pieces may overlap or leave gaps.';
+COMMENT ON COLUMN rota.frame_log.at IS
+  'Offset of the first byte in the whole stream; chunks may overlap or leave gaps.';
 
-COMMENT ON COLUMN rota.frame_log.dropped IS 'So many bytes right before it were too many to be kept; what else is missing there got lost.';
+COMMENT ON COLUMN rota.frame_log.dropped IS
+  'Number of bytes directly before this chunk that were dropped by a limit; other missing bytes were lost.';
 
-COMMENT ON COLUMN rota.frame_log.last IS 'Nothing follows in this stream.';
+COMMENT ON COLUMN rota.frame_log.last IS 'The stream has no more chunks after this one.';
 
-COMMENT ON COLUMN rota.frame_end.ts_ended IS 'When the attempt ended, if its row was carried on to a later day than that.';
+COMMENT ON COLUMN rota.frame_end.ts_ended IS
+  'When the attempt ended, if its row was moved to the partition of a later day.';
 
 CREATE INDEX frame_end_carried ON rota.frame_end (ts_ended) WHERE ts_ended IS NOT NULL;
 
-CREATE INDEX frame_end_failed ON rota.frame_end (pk_layer, ts_finished) WHERE state NOT IN ('SUCCEEDED', 'RETRIED', 'RETURNED');
+CREATE INDEX frame_end_failed ON rota.frame_end (pk_layer, ts_finished)
+  WHERE state NOT IN ('SUCCEEDED', 'RETRIED', 'RETURNED');
 
--- Jobs that lived across a midnight: what belongs to them may lie in an older day than they do.
+-- Jobs that were live across midnight (UTC): their rows in frame_end may be in the partition of an earlier day.
 CREATE INDEX job_done_overnight ON rota.job_done (ts_submitted)
   WHERE (ts_submitted AT TIME ZONE 'UTC')::date < (ts_finished AT TIME ZONE 'UTC')::date;
 
 CREATE INDEX ON rota.worker (ts_ended) WHERE state <> 'up';
 
-COMMENT ON COLUMN rota.job_done.caps IS 'Its caps and those of its layers, by id: [cores, GPUs]. While it has rows in the books these hold.';
+COMMENT ON COLUMN rota.job_done.caps IS
+  'Caps of the job and its layers, by id: [cores, GPUs]. Rows in job_resource and layer_resource take precedence.';
 
-COMMENT ON COLUMN rota.show.int_max_jobs IS 'Jobs of it that are dispatched or running at a time; -1: as many as there are.';
+COMMENT ON COLUMN rota.show.int_max_jobs IS
+  'Maximum number of jobs of the show that are dispatched or running concurrently; -1: unlimited.';
 
 CREATE TABLE rota.job_slot (
   pk_job   uuid PRIMARY KEY,
@@ -306,13 +328,16 @@ CREATE TABLE rota.job_slot (
 
 CREATE INDEX ON rota.job_slot (pk_show);
 
-COMMENT ON TABLE rota.job_slot IS 'Jobs that were let in under a limit of their show. One counts for as long as its job lives; see job_slots_used.';
+COMMENT ON TABLE rota.job_slot IS
+  'Jobs admitted under a limit on concurrent jobs. Only rows of live jobs count; see rota.job_slots_used.';
 
-COMMENT ON COLUMN rota.frame_end.output IS 'held: nobody reads it before it was scanned; quarantined; redacted: it is not as the frame left it.';
+COMMENT ON COLUMN rota.frame_end.output IS
+  'held: not readable until scanned; quarantined: not readable; redacted: differs from the output of the frame.';
 
-COMMENT ON COLUMN rota.frame_end.checks IS 'Every look at it, in order: rota.model.output.Check.';
+COMMENT ON COLUMN rota.frame_end.checks IS 'All checks of the output, in order: a list of OutputCheck.';
 
--- Whoever claims a row moves `ts_due` to the end of its lease and counts `tries`: a verdict counts under that number only.
+-- Asynchronous scans of outputs. A claim sets `ts_due` to the end of its lease and increments `tries`; a verdict is
+-- accepted only while `tries` is unchanged.
 CREATE TABLE rota.scan (
   token     bigint PRIMARY KEY,
   pk_layer  uuid NOT NULL,
@@ -332,13 +357,15 @@ CREATE INDEX ON rota.scan (ts_due);
 
 CREATE INDEX ON rota.scan (pk_job);
 
-COMMENT ON COLUMN rota.scan.meta IS 'rota.model.output.OutputMeta, msgpack.';
+COMMENT ON COLUMN rota.scan.meta IS 'OutputMeta, msgpack.';
 
-COMMENT ON COLUMN rota.scan.unsettled IS 'Claims in a row of which nothing was heard: whoever looks at it may die of it.';
+COMMENT ON COLUMN rota.scan.unsettled IS
+  'Number of consecutive claims without an outcome: this output may crash the scanner.';
 
-COMMENT ON COLUMN rota.scan.ts_ended IS 'When its frame ended: the end of a frame lies in this day or a later one.';
+COMMENT ON COLUMN rota.scan.ts_ended IS
+  'When the frame ended; its row in frame_end is in the partition of this day or of a later one.';
 
--- Outputs that were kept back or redacted, for those who decide about them.
+-- Outputs that were withheld or redacted, for reviewers.
 CREATE TABLE rota.output (
   token      bigint PRIMARY KEY,
   pk_layer   uuid NOT NULL,
@@ -361,4 +388,5 @@ CREATE INDEX ON rota.output (pk_job);
 
 CREATE INDEX ON rota.output (ts_decided);
 
-COMMENT ON COLUMN rota.output.original IS 'Of a redacted one: pointers to what the frame left, as words; the value is called value, a file artifact:NAME.';
+COMMENT ON COLUMN rota.output.original IS
+  'Of a redacted output: one "POINTER PART" for each part of the original; PART is value or artifact:NAME.';

@@ -1,19 +1,19 @@
-"""Bring a database to the schema that this Rota expects.
+"""Migrate a database to the schema that this version of Rota expects.
 
-Invariants, and who keeps them:
-- one migrator at a time: a session advisory lock. It is polled, because a session that *waits* in
-  `pg_advisory_lock` holds a snapshot for which CREATE INDEX CONCURRENTLY would wait in turn, for ever;
-- a migration and its row in `rota.migration` are one transaction, so dying anywhere leaves both or neither. A
-  `-- no transaction` file is done first and recorded after; dying between the two runs it again, so it must say
-  IF NOT EXISTS;
-- functions and triggers are replaced after the migrations, all changed files in one transaction with their rows in
-  `rota.migration_function`. A database whose functions are of a newer revision keeps them;
-- what ran is never changed: an edited file (by checksum), an unknown one (a newer Rota was here) or a missing one is
-  refused before anything is done;
-- a migration waits at most `lock_timeout_s` for a lock, so a long reader fails the migration and not the service whose
-  statements would queue up behind it.
+Invariants, and what enforces them:
+- One migrator at a time: a session advisory lock. It is polled, because a session that waits in `pg_advisory_lock`
+  holds a snapshot, and CREATE INDEX CONCURRENTLY waits for all older snapshots: the two would deadlock.
+- A migration and its row in `rota.migration` are one transaction, so a crash leaves both or neither. A
+  `-- no transaction` file is executed first and recorded afterwards; a crash in between executes it again, so it must
+  use IF NOT EXISTS.
+- Functions and triggers are replaced between the *pre* and the *post* migrations: all changed files in one transaction
+  with their rows in `rota.migration_function`. Functions of a newer revision are not replaced.
+- An applied migration never changes: a file with another checksum, or an applied migration without a file (applied by a
+  newer version), is refused before any change.
+- A migration waits at most `lock_timeout_s` for a lock: otherwise statements of the service would queue behind it while
+  it waits for a long transaction.
 
-A lost reply to COMMIT is raised as such; running the command again finds out what happened.
+If the commit outcome is unknown (lost reply), the error is raised; a second run finds out what was applied.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RECORD = query(__package__, "migration_record")
 INVALID_INDEXES = query(__package__, "invalid_indexes")
 TRY_LOCK = query(__package__, "migration_try_lock")
 
-# "rota" in ASCII; any constant will do as long as it never changes.
+# "rota" in ASCII. The value is arbitrary but must never change.
 LOCK_KEY = 0x726F7461
 LOCK_POLL_INTERVAL_S = 0.05
 MIGRATION_TIMEOUT_S = 3600.0
@@ -75,7 +75,7 @@ CREATE TABLE IF NOT EXISTS rota.migration_function (
 )
 """
 BEFORE_BASELINE = "0001_pre_schema"
-"""First migration of development versions, whose 24 migrations were squashed into one baseline per package."""
+"""First migration of the development versions; their 24 migrations were squashed into one baseline per package."""
 
 PhaseFilter = Literal["pre", "post", "all"]
 MigrationState = Literal["applied", "pending", "edited", "unknown"]
@@ -101,7 +101,7 @@ class AppliedFunction(NamedTuple):
 
 
 class MigrationStatus(msgspec.Struct, frozen=True):
-    """One line of `rota db status`; `unknown` was applied by a newer Rota."""
+    """One line of `rota db status`; `unknown`: applied by a newer version of Rota."""
 
     name: str
     phase: str
@@ -119,10 +119,10 @@ async def migrate(
     lock_timeout_s: float = 5.0,
     wait_s: float = 60.0,
 ) -> list[Migration | FunctionFile]:
-    """Apply what is missing, in order, and return it; with `dry_run` only return it and change nothing.
+    """Apply pending migrations and changed functions, and return them; with `dry_run` only return them.
 
-    Waits up to `wait_s` for another process that migrates the same database, and then usually finds nothing to do.
-    `migrations` without `functions` means no functions.
+    Waits up to `wait_s` for another process that migrates the same database; usually nothing is pending afterwards.
+    If `migrations` are given without `functions`, no functions are applied.
     """
     known, known_functions = _schema_files(migrations, functions)
     async with _session(where, lock_timeout_s) as connection:
@@ -134,7 +134,7 @@ async def migrate(
             return [*todo, *replaced]
         if todo or replaced:
             await _create_table(connection)
-        # Functions are replaced between the phases: after the tables they need, before what a post migration drops.
+        # Functions are replaced between the phases: they need new tables, and post migrations may drop old functions.
         for migration in (each for each in todo if each.phase == "pre"):
             await _apply(connection, migration)
         if replaced:
@@ -155,7 +155,7 @@ def _schema_files(
 async def status(
     where: str | PostgresTarget | Database, *, migrations: Sequence[Migration] | None = None
 ) -> list[MigrationStatus]:
-    """What was applied, what is missing, what does not fit; changes nothing."""
+    """Applied, pending, edited and unknown migrations; changes nothing."""
     known, functions = _schema_files(migrations, None)
     async with _session(where, lock_timeout_s=5.0) as connection:
         lines = compare(known, await _applied(connection))
@@ -164,10 +164,11 @@ async def status(
 
 
 async def check_current(database: Database, *, migrations: Sequence[Migration] | None = None) -> None:
-    """Refuse to work on a schema that does not suit this code.
+    """Refuse a schema that is incompatible with this code.
 
-    Missing *post* files are fine (they wait for the last old replica to go), and so are *pre* files and functions of
-    a newer Rota, which suit old code by definition: replicas of two versions may run, start and restart side by side.
+    Pending *post* migrations are allowed, because they wait until the last old replica has stopped. *pre* migrations
+    and functions of a newer version are allowed, because they are compatible with old code: replicas of two versions
+    may run, start and restart side by side.
     """
     known, functions = _schema_files(migrations, None)
     exists = await database.value(TABLE_EXISTS)
@@ -188,14 +189,14 @@ async def check_current(database: Database, *, migrations: Sequence[Migration] |
 
 
 def compare(known: Sequence[Migration], applied: Sequence[AppliedMigration]) -> list[MigrationStatus]:
-    """Lay files and records side by side, by number."""
+    """Compare files with the records of applied migrations, by number."""
     records = {row.number: row for row in applied}
     lines = [_status_of(migration, records.pop(migration.number, None)) for migration in known]
     return lines + [MigrationStatus(row.name, row.phase, "unknown", row.applied_at) for row in records.values()]
 
 
 def pending(known: Sequence[Migration], applied: Sequence[AppliedMigration], phase: PhaseFilter) -> list[Migration]:
-    """What `phase` still has to do; refuses a database whose past differs from these files."""
+    """Pending migrations of `phase`; refuses a database whose applied migrations differ from these files."""
     refuse_before_baseline(applied)
     refuse_newer(applied, known)
     refuse_edited(applied, known)
@@ -205,14 +206,14 @@ def pending(known: Sequence[Migration], applied: Sequence[AppliedMigration], pha
     for migration in missing if phase == "post" else ():
         if migration.phase == "pre" and todo and migration.number < todo[-1].number:
             raise MigrationRefused(
-                f"{todo[-1].name} comes after {migration.name}, which is not applied: run `rota db migrate --phase pre`"
-                " first."
+                f"The migration {todo[-1].name} must be applied after {migration.name}, which is pending: run"
+                " `rota db migrate --phase pre` first."
             )
     return todo
 
 
 def changed_functions(functions: Sequence[FunctionFile], records: Mapping[str, AppliedFunction]) -> list[FunctionFile]:
-    """The files to apply: those whose checksum differs, unless the database has functions of a newer Rota."""
+    """Files whose checksum differs from the applied one; none if the database has functions of a newer revision."""
     if any(record.revision > FUNCTIONS_REVISION for record in records.values()):
         return []
     return [each for each in functions if each.name not in records or records[each.name].checksum != each.checksum]
@@ -221,8 +222,8 @@ def changed_functions(functions: Sequence[FunctionFile], records: Mapping[str, A
 def refuse_before_baseline(applied: Sequence[AppliedMigration]) -> None:
     if any(row.name == BEFORE_BASELINE for row in applied):
         raise MigrationRefused(
-            "The database was made by a development version of Rota, whose schema cannot be migrated: create a new"
-            " database, or, if `rota up` made it, stop it and remove its data directory.",
+            "The database was created by a development version of Rota and cannot be migrated: create a new database,"
+            " or, if `rota up` created it, stop it and remove its data directory.",
             migration=BEFORE_BASELINE,
         )
 
@@ -232,7 +233,7 @@ def refuse_newer(applied: Sequence[AppliedMigration], known: Sequence[Migration]
     for row in applied:
         if row.number not in numbers:
             raise MigrationRefused(
-                f"The database was migrated by a newer Rota ({row.name} is unknown here): upgrade this Rota.",
+                f"The database was migrated by a newer version of Rota ({row.name} is unknown): upgrade this one.",
                 migration=row.name,
             )
 
@@ -242,8 +243,8 @@ def refuse_edited(applied: Sequence[AppliedMigration], known: Sequence[Migration
     for row in applied:
         if checksums.get(row.number, row.checksum) != row.checksum:
             raise MigrationRefused(
-                f"The migration {row.name} was edited after it ran on {row.applied_at:%Y-%m-%d}: restore the file, and"
-                " put the change into a new migration.",
+                f"The migration {row.name} was edited after it was applied on {row.applied_at:%Y-%m-%d}: restore the"
+                " file, and make the change in a new migration.",
                 migration=row.name,
             )
 
@@ -263,7 +264,7 @@ def _function_status(file: FunctionFile, records: Mapping[str, AppliedFunction])
 
 @asynccontextmanager
 async def _session(where: str | PostgresTarget | Database, lock_timeout_s: float) -> AsyncIterator[Connection]:
-    """A connection of our own, because the advisory lock lives as long as its session."""
+    """A dedicated connection, because the advisory lock is bound to its session."""
     target = where.target if isinstance(where, Database) else where
     target = PostgresTarget(url=target) if isinstance(target, str) else target
     target = msgspec.structs.replace(
@@ -282,7 +283,7 @@ async def _session(where: str | PostgresTarget | Database, lock_timeout_s: float
             raise
         raise lost from error
     finally:
-        # The end of the session rolls back what is open and frees the advisory lock.
+        # Closing the session rolls back an open transaction and releases the advisory lock.
         await close_connection(connection)
 
 
@@ -292,8 +293,8 @@ async def _lock(connection: Connection, wait_s: float) -> None:
     while not await connection.fetchval(TRY_LOCK.text, LOCK_KEY):
         if loop.time() > deadline:
             raise MigrationRefused(
-                f"Another process has been migrating this database for more than {wait_s:g} s: wait for it to end, then"
-                " run this again."
+                f"Another process has been migrating this database for more than {wait_s:g} s: wait until it ends, then"
+                " run `rota db migrate` again."
             )
         await asyncio.sleep(LOCK_POLL_INTERVAL_S)
 
@@ -323,8 +324,8 @@ async def _create_table(connection: Connection) -> None:
         await connection.execute(CREATE_TABLE)
     except asyncpg.InsufficientPrivilegeError as error:
         raise MigrationRefused(
-            f"This user may not create the schema `rota` ({first_line(error)}): GRANT CREATE ON DATABASE to it, or"
-            " let an owner run `rota db migrate`."
+            f"This user may not create the schema `rota` ({first_line(error)}): GRANT CREATE ON DATABASE to it, or run"
+            " `rota db migrate` as the owner of the database."
         ) from error
 
 
@@ -337,21 +338,26 @@ async def _apply(connection: Connection, migration: Migration) -> None:
         log.info("migration_applied", migration=migration.name)
     except asyncpg.LockNotAvailableError as error:
         raise MigrationRefused(
-            f"The migration {migration.name} did not get its lock in time, because another session uses the table;"
-            " nothing was changed: run it again when long transactions are over.",
+            f"The migration {migration.name} timed out waiting for a lock that another session holds, and was not"
+            " applied: run `rota db migrate` again when long transactions have ended.",
             migration=migration.name,
         ) from error
     except failures.SERVER_ERRORS as error:
         if isinstance(error, failures.CONNECTION_LOST_ERRORS):
             raise
-        rest = "nothing of it remains" if migration.in_transaction else "drop what it left half done, then run it again"
+        remedy = (
+            "it was rolled back, so correct the cause"
+            if migration.in_transaction
+            else "drop the objects that it left incomplete"
+        )
         raise MigrationRefused(
-            f"The migration {migration.name} failed ({first_line(error)}); {rest}.", migration=migration.name
+            f"The migration {migration.name} failed ({first_line(error)}): {remedy}, then run `rota db migrate` again.",
+            migration=migration.name,
         ) from error
 
 
 async def _replace_functions(connection: Connection, functions: Sequence[FunctionFile]) -> None:
-    """One transaction, with bodies unchecked: functions may call each other in any order."""
+    """Replace in one transaction, without validating bodies: functions may call each other in any order."""
     try:
         await connection.execute("BEGIN; SET LOCAL check_function_bodies = off")
         for file in functions:
@@ -361,14 +367,15 @@ async def _replace_functions(connection: Connection, functions: Sequence[Functio
         await connection.execute("COMMIT")
     except asyncpg.LockNotAvailableError as error:
         raise MigrationRefused(
-            "The functions did not get their locks in time, because another session uses a table; nothing was changed:"
-            " run it again when long transactions are over."
+            "The functions timed out waiting for a lock that another session holds, and were not replaced: run"
+            " `rota db migrate` again when long transactions have ended."
         ) from error
     except failures.SERVER_ERRORS as error:
         if isinstance(error, failures.CONNECTION_LOST_ERRORS):
             raise
         raise MigrationRefused(
-            f"The functions could not be replaced ({first_line(error)}); nothing was changed."
+            f"The functions could not be replaced ({first_line(error)}): they were rolled back, so correct the cause,"
+            " then run `rota db migrate` again."
         ) from error
     for file in functions:
         log.info("functions_replaced", file=file.name)
@@ -377,22 +384,22 @@ async def _replace_functions(connection: Connection, functions: Sequence[Functio
 async def _apply_in_transaction(connection: Connection, migration: Migration) -> None:
     await connection.execute("BEGIN")
     await connection.execute(migration.text)
-    assert connection.is_in_transaction(), f"{migration.name} must not COMMIT"
+    assert connection.is_in_transaction(), f"{migration.name} must not end its transaction"
     await _record(connection, migration)
     failpoints.hit("migrate.before_commit")
     await connection.execute("COMMIT")
 
 
 async def _apply_without_transaction(connection: Connection, migration: Migration) -> None:
-    """One statement outside a transaction. It blocks nobody, so it may wait for as long as old transactions last."""
+    """One statement outside a transaction. It may wait for old transactions without a limit: it blocks no others."""
     await connection.execute("SET lock_timeout = 0")
     await connection.execute(migration.text)
     await connection.execute("RESET lock_timeout")
     invalid = [row["name"] for row in await connection.fetch(INVALID_INDEXES.text)]
     if invalid:
         raise MigrationRefused(
-            f"The migration {migration.name} found the index {invalid[0]} half built by an earlier attempt: DROP INDEX"
-            f" CONCURRENTLY {invalid[0]}, then run `rota db migrate` again.",
+            f"The migration {migration.name} found the invalid index {invalid[0]} of an earlier attempt: run DROP INDEX"
+            f" CONCURRENTLY {invalid[0]}, then `rota db migrate` again.",
             migration=migration.name,
         )
     failpoints.hit("migrate.before_record")

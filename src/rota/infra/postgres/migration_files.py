@@ -1,18 +1,19 @@
-"""The schema of this Rota, as files in its packages: numbered migrations and repeatable functions.
+"""Schema files in the packages of Rota: numbered migrations and repeatable functions.
 
-`<package>/migrations/NNNN_{pre|post}_slug.sql` changes tables, types and indexes. Numbers run from 1 without a gap over
-the whole project: they are the order, and a gap or a duplicate means that two branches were merged carelessly. A
-numbered migration never changes once it is merged (`tests/unit/infra/schema.lock`).
+`<package>/migrations/NNNN_{pre|post}_slug.sql` changes tables, types and indexes. Numbers start at 1 and define the
+order over the whole project; a gap or a duplicate, usually the result of a merge, is refused. A merged migration never
+changes (`tests/unit/infra/schema.lock`).
 
-*pre* runs before new code starts and must suit the old code too (add a table, a nullable column, an index); *post*
-runs when no old code is left (drop, tighten). A file that begins with `-- no transaction` holds one statement that
-PostgreSQL refuses inside a transaction, such as CREATE INDEX CONCURRENTLY IF NOT EXISTS.
+*pre* runs before new code starts and must be compatible with old code (add a table, a nullable column, an index);
+*post* runs when no old code runs any more (drop a column, add a constraint). A file that begins with
+`-- no transaction` holds one statement that PostgreSQL refuses inside a transaction, such as CREATE INDEX CONCURRENTLY
+IF NOT EXISTS.
 
 `<package>/functions/*.sql` holds PL/pgSQL functions and triggers, each statement a CREATE OR REPLACE. A file is applied
 again whenever its checksum changes, after the *pre* migrations. Replicas of two versions run side by side during an
-upgrade, so a function keeps its signature and its meaning: a change of either is a new function, and a *post*
-migration drops the old one. `FUNCTIONS_REVISION` grows with every change, so that an older Rota never replaces newer
-functions.
+upgrade, so a function keeps its signature and its meaning: a change of either needs a new function, and a *post*
+migration drops the old one. `FUNCTIONS_REVISION` increases with every change, so that an older version of Rota never
+replaces newer functions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rota.model.errors import MigrationRefused
 Phase = Literal["pre", "post"]
 NO_TRANSACTION = "-- no transaction"
 FUNCTIONS_REVISION = 1
-"""Raised with every change of a function file; a lock file in the tests holds it to their checksums."""
+"""Increment it with every change of a function file; `schema.lock` in the tests compares it with their checksums."""
 _NAME = re.compile(r"(\d{4})_(pre|post)_([a-z0-9_]+)\.sql")
 
 
@@ -40,10 +41,10 @@ class Migration(msgspec.Struct, frozen=True):
     number: int
     phase: Phase
     name: str
-    """The file's name without `.sql`; it is what people and the record in the database call it."""
+    """File name without `.sql`, as recorded in the database."""
     text: str
     checksum: str
-    """SHA-256 of the text with unix newlines, so that a checkout on another system changes nothing."""
+    """SHA-256 of the text with Unix newlines, so that it does not depend on the platform of the checkout."""
 
     @property
     def in_transaction(self) -> bool:
@@ -51,16 +52,16 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 class FunctionFile(msgspec.Struct, frozen=True):
-    """A file of functions and triggers; its statements may be run any number of times."""
+    """A file of functions and triggers; its statements are idempotent."""
 
     name: str
-    """Package and file, such as `queue/functions/claims.sql`."""
+    """Path below the package, such as `queue/functions/claims.sql`."""
     text: str
     checksum: str
 
 
 def discover(root: Traversable | None = None) -> tuple[Migration, ...]:
-    """Every migration below `root`, by number. Those of the `rota` package are read once per process."""
+    """All migrations below `root`, by number. Those of the package `rota` are read once per process."""
     return _packaged() if root is None else _read(root)
 
 
@@ -71,7 +72,7 @@ def _packaged() -> tuple[Migration, ...]:
 
 @functools.cache
 def discover_functions() -> tuple[FunctionFile, ...]:
-    """Every function file of Rota, by name."""
+    """All function files of Rota, by name."""
     found = _files(files("rota"), "functions")
     return tuple(sorted((_read_functions(name, file.read_text("utf-8")) for name, file in found), key=lambda f: f.name))
 
@@ -99,7 +100,7 @@ def read_migration(file_name: str, source: str) -> Migration:
     match = _NAME.fullmatch(file_name)
     if match is None:
         raise MigrationRefused(
-            f"The migration file {file_name} is misnamed: call it NNNN_pre_what.sql or NNNN_post_what.sql.",
+            f"The migration file name {file_name} is not valid: use NNNN_pre_slug.sql or NNNN_post_slug.sql.",
             file=file_name,
         )
     text = unix_newlines(source)
@@ -108,26 +109,26 @@ def read_migration(file_name: str, source: str) -> Migration:
 
 
 def sort_and_validate(found: Iterable[Migration]) -> tuple[Migration, ...]:
-    """Sort by number; a gap or a double is refused."""
+    """Sort by number; refuses a gap or a duplicate."""
     ordered = tuple(sorted(found, key=lambda migration: (migration.number, migration.name)))
     for expected, migration in enumerate(ordered, start=1):
         if migration.number < expected:
             twin = ordered[expected - 2].name
             raise MigrationRefused(
                 f"Two migrations have the number {migration.number:04}, {twin} and {migration.name}: renumber the one"
-                " that no database has applied.",
+                " that was not applied to any database.",
                 file=migration.name,
             )
         if migration.number > expected:
             raise MigrationRefused(
-                f"There is no migration {expected:04} before {migration.name}: restore the missing file, or renumber.",
+                f"The migration {expected:04} before {migration.name} is missing: restore the file, or renumber.",
                 file=migration.name,
             )
     return ordered
 
 
 def _files(directory: Traversable, folder: str, below: str = "") -> Iterator[tuple[str, Traversable]]:
-    """The SQL files in folders of this name, each with its path below the root."""
+    """SQL files in folders of this name, each with its path below the root."""
     for entry in directory.iterdir():
         if not entry.is_dir() or entry.name == "__pycache__":
             continue

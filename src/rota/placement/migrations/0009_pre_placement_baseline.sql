@@ -1,6 +1,6 @@
--- Which pools run which topics, and what is configured of a pool. See docs/explanation/placement.md.
+-- Routing of topics to pools, and the configuration of pools. See docs/explanation/placement.md.
 
--- A pool of the books that is not here is active and provides nothing.
+-- A pool (rota.alloc) without a row here is active and provides nothing.
 CREATE TABLE rota.pool_spec (
   pk_alloc         uuid PRIMARY KEY REFERENCES rota.alloc ON DELETE CASCADE,
   provides         text[] NOT NULL DEFAULT '{}',
@@ -11,7 +11,8 @@ CREATE TABLE rota.pool_spec (
   CHECK ((status = 'draining') = (ts_drain_started IS NOT NULL))
 );
 
--- A pool that a topic is mapped to is not deleted: its jobs would fail, or run where nobody meant them to.
+-- The foreign key keeps a pool with topics from being deleted: their jobs would fail, or run in a pool that was not
+-- intended for them.
 CREATE TABLE rota.topic_pool (
   topic    text NOT NULL CHECK (length(topic) BETWEEN 1 AND 200),
   place    smallint NOT NULL CHECK (place >= 0),
@@ -22,9 +23,9 @@ CREATE TABLE rota.topic_pool (
 
 CREATE INDEX ON rota.topic_pool (pk_alloc);
 
-COMMENT ON COLUMN rota.topic_pool.topic IS 'A topic, or a glob in which * stands for any text.';
+COMMENT ON COLUMN rota.topic_pool.topic IS 'A topic, or a glob in which * matches any text.';
 
-COMMENT ON COLUMN rota.topic_pool.place IS 'Pools of a topic are used in this order.';
+COMMENT ON COLUMN rota.topic_pool.place IS 'Order in which the pools of a topic are used.';
 
 CREATE TABLE rota.routing_file (
   b_one     boolean PRIMARY KEY DEFAULT true CHECK (b_one),
@@ -32,4 +33,5 @@ CREATE TABLE rota.routing_file (
   ts_loaded timestamptz NOT NULL DEFAULT now()
 );
 
-COMMENT ON TABLE rota.routing_file IS 'What was last loaded from pools.yaml: the same content again changes nothing.';
+COMMENT ON TABLE rota.routing_file IS
+  'Digest of the last loaded content of pools.yaml: loading the same content again changes nothing.';

@@ -1,7 +1,7 @@
--- What the policy said, and what people approved. See docs/adr/0020-policy.md.
+-- Policy decisions and approvals. See ADR 20.
 
--- Each distinct word once; jobs name theirs by number for as long as they are kept. Words are never removed: there are as
--- many as rules that spoke, times the snapshots in which they did.
+-- Each distinct policy decision once; jobs refer to theirs by number. Rows are never deleted: there are only as many as
+-- rules that decided, times the policy snapshots in which they did.
 CREATE TABLE rota.policy_word (
   word      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   digest    bytea NOT NULL UNIQUE CHECK (length(digest) = 32),
@@ -10,11 +10,12 @@ CREATE TABLE rota.policy_word (
   ts_first  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
-COMMENT ON COLUMN rota.policy_word.jobs_max IS 'Jobs of a show that run at a time, for those that were let in by it; null: as many as there are.';
+COMMENT ON COLUMN rota.policy_word.jobs_max IS
+  'Limit on concurrent jobs of the show, for jobs admitted by this decision; null: unlimited.';
 
-COMMENT ON COLUMN rota.policy_word.told IS 'rota.model.policy.Word, msgpack; digest is its sha256.';
+COMMENT ON COLUMN rota.policy_word.told IS 'PolicyDecision, msgpack; digest is its SHA-256.';
 
--- What waits, or waited, for people to agree: a job, or a step of a workflow. A subject has at most one that is pending.
+-- Approvals of jobs and of steps of workflows. A subject has at most one pending approval.
 CREATE TABLE rota.approval (
   pk_approval  uuid PRIMARY KEY,
   kind         text NOT NULL CHECK (kind IN ('job', 'step')),
@@ -45,15 +46,18 @@ CREATE INDEX ON rota.approval (ts_expires) WHERE state = 'pending';
 
 CREATE INDEX ON rota.approval (ts_decided) WHERE state <> 'pending';
 
-COMMENT ON COLUMN rota.approval.subject IS 'The id of a job; or what a workflow calls one of its steps.';
+COMMENT ON COLUMN rota.approval.subject IS 'Id of a job, or RUN:STEP for a step of a workflow run.';
 
-COMMENT ON COLUMN rota.approval.state IS 'closed: its subject ended before; stale: what is stored is not what was asked about.';
+COMMENT ON COLUMN rota.approval.state IS
+  'closed: the subject ended first; stale: the stored subject differs from the one to be approved.';
 
-COMMENT ON COLUMN rota.approval.hash IS 'Of what was submitted, when approval of the subject was first asked for. Never computed again for the same subject.';
+COMMENT ON COLUMN rota.approval.hash IS
+  'Hash of the submission when approval of the subject was first requested; never recomputed for that subject.';
 
-COMMENT ON COLUMN rota.approval.approvers IS 'Names of keys that may agree; empty: every operator of the show.';
+COMMENT ON COLUMN rota.approval.approvers IS 'Names of keys that may vote; empty: every operator of the show.';
 
-COMMENT ON COLUMN rota.approval.principal IS 'Who submitted it, who therefore may not agree; nor may its actor.';
+COMMENT ON COLUMN rota.approval.principal IS
+  'Submitter of the subject. Neither the principal nor the actor may approve it.';
 
 CREATE TABLE rota.approval_vote (
   pk_approval uuid NOT NULL REFERENCES rota.approval ON DELETE CASCADE,
@@ -64,7 +68,7 @@ CREATE TABLE rota.approval_vote (
   PRIMARY KEY (pk_approval, voter)
 );
 
--- Whether servers ask a policy before jobs run: then nobody queues a job without a word, whatever it was told itself.
+-- Whether servers evaluate a policy before jobs run. Submitters with other settings are bound by it too.
 CREATE TABLE rota.policy_guard (
   only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
   asks     boolean NOT NULL
@@ -72,4 +76,5 @@ CREATE TABLE rota.policy_guard (
 
 INSERT INTO rota.policy_guard (asks) VALUES (false);
 
-COMMENT ON TABLE rota.policy_guard IS 'What the server that started last says: rota.job_submit refuses to queue jobs without a word while it asks.';
+COMMENT ON TABLE rota.policy_guard IS
+  'Set by each server when it starts. While asks is true, PostgreSQL queues no job without a policy decision.';

@@ -209,7 +209,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.queue_claim IS
-  'Hand out up to `want` waiting turns. A row per claim; the columns of its pieces are in order of its turns.';
+  'Claim up to `want` waiting positions. Returns a row per claim; the arrays are in the order of its positions.';
 
 -- Ends positions. Only open ones are ended, each once; other requested bits are missing from `closed`. A claim that is
 -- not in the slot of its number was carried to slot 7, or has ended and was pruned.
@@ -292,7 +292,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.insert_done_rows_tx IS
-  'Complete turns. A row per claim of which something was refused; no row means that all was accepted.';
+  'Complete positions. Returns a row per claim with refused positions; no row means that all were accepted.';
 
 -- A claim that is not in the slot of its number was carried to slot 7; a pruned one yields nothing.
 CREATE OR REPLACE FUNCTION rota.queue_look(ids bigint[], masks varbit[])
@@ -314,4 +314,4 @@ BEGIN
   RETURN QUERY SELECT t.token, t.job_id, t.layer_id, t.frame, t.attempt FROM rota.queue_turns(found_turns) AS t;
 END $$;
 
-COMMENT ON FUNCTION rota.queue_look IS 'Which frames and attempts claimed turns are.';
+COMMENT ON FUNCTION rota.queue_look IS 'Job, layer, frame and attempt of claimed positions.';

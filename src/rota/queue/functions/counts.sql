@@ -81,7 +81,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.queue_counts_exact IS
-  'Exact counts from the folded counters, the pending deltas and the rollups, in one statement.';
+  'Exact counts from the live counts, the pending deltas and the rollups, in one statement.';
 
 -- Blocks truncation of slots: with a snapshot older than a truncation the ended frames would be missing on both sides.
 CREATE OR REPLACE FUNCTION rota.queue_counts_scan(queues text[] DEFAULT NULL) RETURNS SETOF rota.queue_counted

@@ -89,7 +89,8 @@ BEGIN
   RETURN parked;
 END $$;
 
-COMMENT ON FUNCTION rota.queue_park_rest IS 'Turns stay counted as waiting. Returns how many turns the lane moved past.';
+COMMENT ON FUNCTION rota.queue_park_rest IS
+  'Parked positions stay counted as waiting. Returns the number of positions that the cursor moved past.';
 
 -- Makes up to `most` parked positions of a job claimable again, ahead of their lanes. The rest stays parked.
 CREATE OR REPLACE FUNCTION rota.queue_unpark(of_job uuid, most bigint) RETURNS bigint

@@ -1,6 +1,6 @@
--- Where frames wait and end: storage and counts. See docs/adr/0013-the-queue.md.
--- A turn is one attempt's place in a lane, (lane_id, lane_seq). A claim covers up to 512 consecutive turns, and the
--- token of a claimed turn is claim_id * 512 + its offset in the claim, which stays below 2^53 for 2^41 claims.
+-- The queue of frames: storage and counts. See ADR 13.
+-- A position in a lane, (lane_id, lane_seq), is one attempt of a frame. A claim covers up to 512 consecutive positions;
+-- the token of a claimed position is claim_id * 512 + its offset in the claim, which is below 2^53 for 2^41 claims.
 
 CREATE TABLE rota.queues (
   queue          text PRIMARY KEY CHECK (length(queue) BETWEEN 1 AND 200),
@@ -11,7 +11,7 @@ CREATE TABLE rota.queues (
 );
 
 COMMENT ON COLUMN rota.queues.enqueue_shards IS
-  'Producers that would wait for each other take the next shard; 1 is strict order, and they wait.';
+  'A producer whose shard is locked uses the next one. With 1 shard, producers wait and the order is strict.';
 
 CREATE TABLE rota.queue_lanes (
   lane_id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -21,7 +21,7 @@ CREATE TABLE rota.queue_lanes (
   UNIQUE (queue, priority, enqueue_shard)
 );
 
--- One row. The mode is a choice of the operator; trust is lost when counters were not kept for a while.
+-- One row. The operator chooses the mode; counters are not trusted if they were not maintained for some time.
 CREATE TABLE rota.queue_storage (
   one              boolean PRIMARY KEY DEFAULT true CHECK (one),
   counter_mode     text NOT NULL DEFAULT 'ledger' CHECK (counter_mode IN ('ledger', 'upsert', 'scan')),
@@ -31,7 +31,7 @@ CREATE TABLE rota.queue_storage (
 
 INSERT INTO rota.queue_storage DEFAULT VALUES;
 
--- The ring: slots 0 to 6 in turn, slot = generation mod 7. Slot 7 keeps what outlives its slot.
+-- The ring: slots 0 to 6 are used in rotation, slot = generation mod 7. Slot 7 holds positions that outlive their slot.
 CREATE TABLE rota.queue_ring_rotations (
   generation bigint PRIMARY KEY,
   rotated_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -52,7 +52,8 @@ CREATE TABLE rota.ready_entries (
   enqueued_at timestamptz NOT NULL DEFAULT now()
 ) PARTITION BY LIST (ready_slot);
 
-COMMENT ON TABLE rota.ready_entries IS 'Turns lane_seq to lane_seq + n - 1, for frames frame to frame + n - 1 of a layer.';
+COMMENT ON TABLE rota.ready_entries IS
+  'Positions lane_seq to lane_seq + n - 1, for the frames frame to frame + n - 1 of a layer.';
 
 CREATE TABLE rota.queue_claims (
   ready_slot smallint NOT NULL,
@@ -65,9 +66,9 @@ CREATE TABLE rota.queue_claims (
 ) PARTITION BY LIST (ready_slot);
 
 COMMENT ON TABLE rota.queue_claims IS
-  'Turns last_seq - n + 1 to last_seq were handed out; the largest last_seq of a lane is how far it was claimed.';
+  'Positions last_seq - n + 1 to last_seq were claimed; the cursor of a lane follows its largest last_seq.';
 
-COMMENT ON COLUMN rota.queue_claims.n IS '0: nothing was handed out, the lane only moved on.';
+COMMENT ON COLUMN rota.queue_claims.n IS '0: nothing was claimed, only the cursor of the lane moved.';
 
 CREATE TABLE rota.queue_closures (
   ready_slot   smallint NOT NULL,
@@ -79,7 +80,7 @@ CREATE TABLE rota.queue_closures (
 ) PARTITION BY LIST (ready_slot);
 
 COMMENT ON COLUMN rota.queue_closures.outcome IS
-  '0 skipped (cancelled while waiting), 1 completed, 2 failed, 3 cancelled, 4 retried or deferred, 5 given back.';
+  '0 skipped (cancelled while waiting), 1 completed, 2 failed, 3 cancelled, 4 retried or deferred, 5 returned.';
 
 DO $$
 BEGIN
@@ -102,7 +103,7 @@ END $$;
 
 CREATE SEQUENCE rota.queue_claim_ids;
 
--- How far a lane was filled and claimed when the slots that showed it were pruned.
+-- End and cursor of a lane, recorded when the slots from which they were derived are pruned.
 CREATE TABLE rota.queue_lane_bases (
   lane_id  integer PRIMARY KEY,
   next_seq bigint NOT NULL,
@@ -119,9 +120,10 @@ CREATE TABLE rota.ready_tombstones (
 
 CREATE INDEX ON rota.ready_tombstones (ready_slot);
 
-COMMENT ON TABLE rota.ready_tombstones IS 'Turns that were cancelled before they were claimed; ranges never overlap.';
+COMMENT ON TABLE rota.ready_tombstones IS
+  'Positions that were cancelled before they were claimed; ranges never overlap.';
 
--- Small and short-lived, so rows are updated and deleted here.
+-- Few and short-lived rows, so they are updated and deleted in place.
 CREATE TABLE rota.queue_returned (
   lane_id     integer NOT NULL,
   first_seq   bigint NOT NULL,
@@ -138,9 +140,11 @@ CREATE INDEX ON rota.queue_returned (lane_id, first_seq) WHERE parked_job IS NUL
 
 CREATE INDEX ON rota.queue_returned (ready_slot);
 
-COMMENT ON TABLE rota.queue_returned IS 'Turns behind the cursor that wait again; they are claimed before the lane.';
+COMMENT ON TABLE rota.queue_returned IS
+  'Positions behind the cursor that wait again; they are claimed before those at the cursor.';
 
-COMMENT ON COLUMN rota.queue_returned.parked_job IS 'The job is at its own cap: not claimed until it is unparked.';
+COMMENT ON COLUMN rota.queue_returned.parked_job IS
+  'Not claimed until this job is unparked: it is at a limit or being terminated. Null: claimable.';
 
 CREATE TABLE rota.queue_owners (
   owner      bigint PRIMARY KEY,
@@ -150,7 +154,7 @@ CREATE TABLE rota.queue_owners (
 );
 
 COMMENT ON TABLE rota.queue_owners IS
-  'Dispatchers by the fence of their lease; a row goes when nothing is left that only a dead dispatcher would book.';
+  'Dispatchers, by the fence of their lease. A dead one is deleted once the claims that it did not book are returned.';
 
 CREATE TABLE rota.deferred_jobs (
   deferred_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -168,7 +172,7 @@ CREATE INDEX ON rota.deferred_jobs (run_at);
 
 CREATE INDEX ON rota.deferred_jobs (job_id);
 
--- Failed frames, written once and kept for the retention; the slot of their turn may be pruned meanwhile.
+-- Failed frames, written once and kept for the retention period; the slot of their position may be pruned earlier.
 CREATE TABLE rota.done_entries (
   token     bigint PRIMARY KEY,
   lane_id   integer NOT NULL,
@@ -186,7 +190,7 @@ CREATE INDEX ON rota.done_entries (failed_at);
 
 CREATE INDEX ON rota.done_entries (job_id);
 
--- One table of dead letters for all of Rota.
+-- Dead letters of all components.
 CREATE TABLE rota.dlq_entries (
   dlq_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   kind       text NOT NULL CHECK (kind IN ('frame', 'job', 'message', 'output', 'saga')),
@@ -210,11 +214,13 @@ CREATE INDEX ON rota.dlq_entries (queue);
 
 CREATE INDEX ON rota.dlq_entries (created_at);
 
-COMMENT ON COLUMN rota.dlq_entries.cause IS 'Names what went wrong; the same cause is written once per kind.';
+COMMENT ON COLUMN rota.dlq_entries.cause IS 'Identifies the failure; a cause is stored once per kind.';
 
-COMMENT ON COLUMN rota.dlq_entries.lane_id IS 'Where a frame is counted and goes back to; null for other kinds.';
+COMMENT ON COLUMN rota.dlq_entries.lane_id IS
+  'Lane in which a frame is counted and to which it returns; null for other kinds.';
 
--- Counters. A row of deltas is appended by every batch; one that is bound to no slot (failed, deferred, dead) has -1.
+-- In counter_mode `ledger` every batch appends its changes of the counts as deltas. Counts that belong to no slot
+-- (failed, deferred, dead) have ready_slot -1.
 CREATE TABLE rota.queue_terminal_count_deltas (
   turn       smallint NOT NULL,
   ready_slot smallint NOT NULL,
@@ -237,7 +243,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Its last value mod 4 is the turn that is written to. A sequence, since changing it leaves no dead row behind.
+-- Its last value mod 4 is the delta partition (`turn`) in use. A sequence, because advancing it leaves no dead row.
 CREATE SEQUENCE rota.queue_delta_turn MINVALUE 0;
 
 SELECT setval('rota.queue_delta_turn', 0);
@@ -257,7 +263,7 @@ CREATE TABLE rota.queue_terminal_live_counts (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 COMMENT ON TABLE rota.queue_terminal_live_counts IS
-  'Deltas that were folded. Only sums over stripes mean anything; a stripe may be negative.';
+  'Counts with the merged deltas. Only sums over stripes are meaningful; a stripe may be negative.';
 
 CREATE TABLE rota.queue_terminal_rollups (
   queue                  text NOT NULL,
@@ -268,7 +274,8 @@ CREATE TABLE rota.queue_terminal_rollups (
   PRIMARY KEY (queue, priority)
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE rota.queue_terminal_rollups IS 'Ends whose rows were pruned, counted from those very rows.';
+COMMENT ON TABLE rota.queue_terminal_rollups IS
+  'Frames that ended and whose rows were pruned, counted from those rows.';
 
 CREATE TYPE rota.queue_slot_counts AS (
   lane_id    integer,

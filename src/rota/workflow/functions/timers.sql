@@ -76,7 +76,8 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION rota.workflow_take IS 'Timers are deleted, news too: whoever dies before the commit has taken nothing.';
+COMMENT ON FUNCTION rota.workflow_take IS
+  'Deletes the inbox rows and timers that it returns; a crash before the commit rolls this back.';
 
 -- Pending work. By index alone: a constantly emptied table looks small to the planner, and may be full of dead rows.
 CREATE OR REPLACE FUNCTION rota.workflow_look(since bigint, OUT runs boolean, OUT sagas boolean, OUT in_ms bigint)

@@ -1,5 +1,5 @@
--- Workflows: definitions, runs, timers, and the news that runs are advanced by. See docs/adr/0021-workflows.md.
--- Locks, in this order: news and timers (nobody waits for one), runs by id, then whatever submitting locks.
+-- Workflows: definitions, runs, timers, sagas, and the inbox (workflow_news) of runs. See ADR 21.
+-- Lock order: inbox rows and timers (SKIP LOCKED), runs by id, then the locks of a submission.
 
 CREATE TABLE rota.workflow (
   pk_workflow bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -12,10 +12,12 @@ CREATE TABLE rota.workflow (
   UNIQUE (pk_show, name, version)
 );
 
-COMMENT ON TABLE rota.workflow IS 'Every version of every definition; a version is never changed, so runs keep theirs.';
+COMMENT ON TABLE rota.workflow IS
+  'Every version of every definition. A version never changes, so a run keeps its definition.';
 
-COMMENT ON COLUMN rota.workflow.spec IS 'rota.model.workflow.WorkflowSpec, JSON; digest is that of these bytes.';
+COMMENT ON COLUMN rota.workflow.spec IS 'WorkflowSpec, JSON; digest is the SHA-256 of these bytes.';
 
+-- The fillfactor leaves room for the next state in the same page (HOT updates).
 CREATE TABLE rota.workflow_run (
   pk_run      uuid PRIMARY KEY,
   pk_show     uuid NOT NULL,
@@ -35,8 +37,6 @@ CREATE TABLE rota.workflow_run (
   ts_ended    timestamptz
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 
-  -- room for the next state in the same page
-
 CREATE INDEX ON rota.workflow_run (pk_show, pk_run);
 
 CREATE INDEX ON rota.workflow_run (pk_workflow);
@@ -45,11 +45,12 @@ CREATE INDEX ON rota.workflow_run (pk_run) WHERE ts_ended IS NULL;
 
 CREATE UNIQUE INDEX workflow_run_key ON rota.workflow_run (pk_show, key) WHERE key IS NOT NULL;
 
-COMMENT ON COLUMN rota.workflow_run.steps IS 'rota.model.workflow_run.RunNow, msgpack: where each step is.';
+COMMENT ON COLUMN rota.workflow_run.steps IS 'RunStatus, msgpack: the state of each step.';
 
-COMMENT ON COLUMN rota.workflow_run.fence IS 'Rises with every advance; who writes names the one it has read.';
+COMMENT ON COLUMN rota.workflow_run.fence IS 'Increases with every advance; a writer must name the value that it read.';
 
-COMMENT ON COLUMN rota.workflow_run.pk_parent IS 'The run whose step has started this one; pk_root is the first of them, and itself where there is none.';
+COMMENT ON COLUMN rota.workflow_run.pk_parent IS
+  'Run whose step started this one; null: none. pk_root is the outermost run, or the run itself.';
 
 CREATE TABLE rota.workflow_event (
   pk_run uuid NOT NULL,
@@ -59,7 +60,7 @@ CREATE TABLE rota.workflow_event (
   PRIMARY KEY (pk_run, fence)
 );
 
-COMMENT ON TABLE rota.workflow_event IS 'What happened to a run, a row for each advance; rows are only ever added.';
+COMMENT ON TABLE rota.workflow_event IS 'History of a run: at most one row per advance; rows are never updated.';
 
 CREATE TABLE rota.workflow_value (
   pk_run uuid NOT NULL,
@@ -68,7 +69,7 @@ CREATE TABLE rota.workflow_value (
   PRIMARY KEY (pk_run, place)
 );
 
-COMMENT ON TABLE rota.workflow_value IS 'What steps returned, msgpack.';
+COMMENT ON TABLE rota.workflow_value IS 'Results of steps, msgpack.';
 
 CREATE TABLE rota.workflow_timer (
   pk_run  uuid NOT NULL,
@@ -80,9 +81,10 @@ CREATE TABLE rota.workflow_timer (
 
 CREATE INDEX ON rota.workflow_timer (ts_due);
 
-COMMENT ON TABLE rota.workflow_timer IS 'Deleted by whoever fires it, in the transaction of what follows. place -1: of the run as a whole.';
+COMMENT ON TABLE rota.workflow_timer IS
+  'A timer is deleted when it fires, in the transaction that advances its run. place -1: timer of the whole run.';
 
--- What runs have to hear. Written in the transaction of what happened, deleted in that which takes it up.
+-- The inbox of runs. A message is inserted in the transaction of its cause and deleted in the one that processes it.
 CREATE TABLE rota.workflow_news (
   news_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   kind        text NOT NULL CHECK (kind IN ('job', 'undo', 'free', 'run', 'saga', 'cancel', 'approval')),
@@ -99,21 +101,26 @@ CREATE TABLE rota.workflow_news (
 
 CREATE INDEX workflow_news_sagas ON rota.workflow_news (news_id) WHERE kind IN ('undo', 'free');
 
-COMMENT ON COLUMN rota.workflow_news.kind IS 'Of the end of a job. undo: of a compensation; free: of one that belongs to no run that goes on. Sagas hear of both.';
+COMMENT ON COLUMN rota.workflow_news.kind IS
+  'job, undo and free: the end of a job; undo: of a compensation; free: of a job without an active run (sagas '
+  'process both). run: the end of a child run.';
 
-COMMENT ON COLUMN rota.workflow_news.workflow_id IS 'The run, or whatever else a job names as its workflow_id.';
+COMMENT ON COLUMN rota.workflow_news.workflow_id IS
+  'Id of a run, or any other workflow_id that a job was submitted with.';
 
-COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, or of kind run the run, that has ended.';
+COMMENT ON COLUMN rota.workflow_news.pk_job IS
+  'The job that ended; of kind run: the child run; of kind approval: the approval.';
 
 CREATE TYPE rota.workflow_taken AS (
   pk_run uuid, pk_show uuid, pk_workflow bigint, state text, fence bigint, pk_root uuid, depth smallint, actor text,
   now_ms bigint, steps bytea, input bytea,
-  news_id bigint, kind text, pk_job uuid, ended_as text, reason text, pk_layer uuid, frames integer, value bytea, value_at text, code text,
-  error text, request bytea, place smallint, attempt integer
+  news_id bigint, kind text, pk_job uuid, ended_as text, reason text, pk_layer uuid, frames integer,
+  value bytea, value_at text, code text, error text, request bytea, place smallint, attempt integer
 );
 
 COMMENT ON TYPE rota.workflow_taken IS
-  'One thing that a run has to hear; those of a run follow each other, and the first has its steps and input. Of kind timer: place and attempt.';
+  'An inbox message or a due timer of a run. Rows of a run are consecutive; only the first has steps and input. '
+  'Kind timer has place and attempt.';
 
 CREATE TABLE rota.saga (
   pk_saga     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -132,9 +139,10 @@ CREATE INDEX saga_rolling_back ON rota.saga (pk_saga) WHERE state = 'rolling_bac
 
 CREATE INDEX saga_open ON rota.saga (workflow_id) WHERE state = 'open';
 
-COMMENT ON COLUMN rota.saga.workflow_id IS 'A run, or what jobs outside of any workflow name as theirs.';
+COMMENT ON COLUMN rota.saga.workflow_id IS 'Id of a run, or the workflow_id of jobs that belong to no run.';
 
-COMMENT ON COLUMN rota.saga.state IS 'incomplete: rolled back, and some of it failed, was skipped or could not be read.';
+COMMENT ON COLUMN rota.saga.state IS
+  'incomplete: rolled back, but some compensations failed, were skipped or could not be decoded.';
 
 CREATE TABLE rota.saga_entry (
   pk_saga     bigint NOT NULL REFERENCES rota.saga ON DELETE CASCADE,
@@ -155,17 +163,21 @@ CREATE UNIQUE INDEX ON rota.saga_entry (pk_job);
 
 CREATE INDEX ON rota.saga_entry (pk_undo) WHERE pk_undo IS NOT NULL;
 
-COMMENT ON COLUMN rota.saga_entry.pk_job IS 'The job that it undoes. Once: however often its end is heard of.';
+COMMENT ON COLUMN rota.saga_entry.pk_job IS
+  'The job that the entry compensates. Unique, so that a redelivered end of the job adds no second entry.';
 
-COMMENT ON COLUMN rota.saga_entry.template IS 'rota.model.job.Submission, msgpack: what is submitted to undo it.';
+COMMENT ON COLUMN rota.saga_entry.template IS 'Submission of the compensation, msgpack.';
 
-COMMENT ON COLUMN rota.workflow_news.pk_job IS 'The job, of kind run the run, that has ended; of kind approval what was decided.';
+COMMENT ON COLUMN rota.workflow_news.pk_job IS
+  'The job that ended; of kind run: the child run; of kind approval: the approval.';
 
-COMMENT ON COLUMN rota.workflow_news.request IS 'Of a job what was submitted; of a run how it failed; of an approval the output of its step.';
+COMMENT ON COLUMN rota.workflow_news.request IS
+  'Of a job: its request; of a run: how it failed; of an approval: the output of its step.';
 
-COMMENT ON COLUMN rota.saga.fence IS 'Rises with every change of the saga or its entries: what Redis is told names it.';
+COMMENT ON COLUMN rota.saga.fence IS
+  'Increases with every change of the saga or its entries; copies in Redis carry it.';
 
--- What ended long ago is found by when it did.
+-- For retention: ended runs and sagas by the time of their end.
 CREATE INDEX ON rota.workflow_run (ts_ended) WHERE ts_ended IS NOT NULL;
 
 CREATE INDEX ON rota.saga (ts_ended) WHERE ts_ended IS NOT NULL;

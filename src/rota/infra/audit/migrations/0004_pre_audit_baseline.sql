@@ -1,4 +1,4 @@
--- Who did what: append-only and chained by hashes, so that a change leaves a trace. Written by rota.audit_append alone.
+-- Audit log: append-only and hash-chained, so that tampering is detectable. Only rota.audit_append writes it.
 
 CREATE TABLE rota.audit (
   seq       bigint PRIMARY KEY,
@@ -11,11 +11,11 @@ CREATE TABLE rota.audit (
   hash      bytea NOT NULL
 );
 
-COMMENT ON COLUMN rota.audit.seq IS 'From 1 without a gap, in the order of commits.';
+COMMENT ON COLUMN rota.audit.seq IS 'Starts at 1 and has no gaps; in commit order.';
 
-COMMENT ON COLUMN rota.audit.hash IS 'SHA-256 of this row and prev_hash; `rota audit verify` computes it again.';
+COMMENT ON COLUMN rota.audit.hash IS 'SHA-256 of this row and prev_hash; `rota audit verify` recomputes it.';
 
--- The end of the chain. Its row lock puts writers in a row and is held until their transaction ends.
+-- The end of the chain. Its row lock serializes writers and is held until their transaction ends.
 CREATE TABLE rota.audit_head (
   one  boolean PRIMARY KEY DEFAULT true CHECK (one),
   seq  bigint NOT NULL,

@@ -1,5 +1,5 @@
--- Values that are too large to travel, by what they are: the same one is there once a day. Days past their retention are
--- dropped whole, after what is still in use was written again.
+-- Values that are too large for a message, by the hash of their content; a value is stored once per day. Partitions of
+-- days past their retention are dropped, after values that are still in use were copied to a current day.
 CREATE TABLE rota.blob (
   sha256 bytea NOT NULL CHECK (length(sha256) = 32),
   data   bytea NOT NULL,

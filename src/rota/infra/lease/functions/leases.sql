@@ -46,7 +46,7 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.lease_acquire IS
-  'Take every free lease among `names`. A row per name; `fence` is null where somebody else holds it for `left_s`.';
+  'Acquire every free lease among `names`. Returns a row per name; null `fence`: another holder has it for `left_s`.';
 
 CREATE OR REPLACE FUNCTION rota.assert_fence(lease_name text, lease_fence bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -63,4 +63,4 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.assert_fence IS
-  'Fail the transaction unless this grant is the last one and still runs; until its end nobody can take over.';
+  'Fail unless this grant is the latest and has not expired; blocks a takeover until the transaction ends.';

@@ -1,8 +1,9 @@
--- Fenced leases. See docs/adr/0004-fenced-leases.md.
+-- Leases with fencing tokens. See ADR 4.
 
--- One counter for all names: a fence is never issued twice, not even when a name's row was pruned in between.
+-- One sequence for all names, so that a fence is never issued twice, even if the row of a name was pruned meanwhile.
 CREATE SEQUENCE rota.lease_fence;
 
+-- The fillfactor leaves room for renewals in the same page (HOT updates), so that they write no index.
 CREATE TABLE rota.lease (
   name        text PRIMARY KEY,
   fence       bigint NOT NULL DEFAULT 0,
@@ -12,10 +13,10 @@ CREATE TABLE rota.lease (
   wanted      boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
-  -- room for renewals in the same page, so that they touch no index
+COMMENT ON COLUMN rota.lease.fence IS 'Fencing token of the last grant; every write under the lease carries it.';
 
-COMMENT ON COLUMN rota.lease.fence IS 'Number of the last grant; every write made under the lease carries it.';
+COMMENT ON COLUMN rota.lease.expires_at IS
+  'Measured by the clock of this server only; -infinity: released, or never held.';
 
-COMMENT ON COLUMN rota.lease.expires_at IS 'By the clock of this server alone; -infinity: released, or never held.';
-
-COMMENT ON COLUMN rota.lease.wanted IS 'Somebody waits, so releasing notifies the channel rota_lease.';
+COMMENT ON COLUMN rota.lease.wanted IS
+  'Another process waits for the lease, so its release notifies the channel rota_lease.';

@@ -1,6 +1,6 @@
--- Messages that are committed together with what they tell. See docs/adr/0007-outbox-and-bus.md.
+-- Outbox: messages are committed in the transaction of the change that they report. See ADR 7.
 
--- Rows live for milliseconds: inserted by a room's transaction, deleted by the relay. No index but the key's.
+-- Rows live for milliseconds: the relay deletes them after publishing. Hence no index besides the primary key.
 CREATE TABLE rota.outbox (
   id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   subject    text NOT NULL,
@@ -12,16 +12,17 @@ CREATE TABLE rota.outbox (
   created_at timestamptz NOT NULL DEFAULT now()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
--- Payloads are written and read once: compressing them is wasted work.
+-- Payloads are written and read once, so compression does not pay.
 ALTER TABLE rota.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-COMMENT ON TABLE rota.outbox IS 'Messages to be published; a row is deleted when the bus has confirmed its message.';
+COMMENT ON TABLE rota.outbox IS 'Messages to publish; a row is deleted when the bus has acknowledged its message.';
 
 COMMENT ON COLUMN rota.outbox.id IS 'Order of insertion, not of commit.';
 
-COMMENT ON COLUMN rota.outbox.msg_id IS 'Names the fact that is told. The bus stores an id once within its dedup window.';
+COMMENT ON COLUMN rota.outbox.msg_id IS
+  'Deduplication id: the bus stores messages with the same id once within its deduplication window.';
 
--- A table of its own, so that rows which never leave are not in the way of those that do.
+-- A separate table, so that messages that cannot be published do not slow down scans for those that can.
 CREATE TABLE rota.outbox_parked (
   id         bigint PRIMARY KEY,
   subject    text NOT NULL,
@@ -35,4 +36,4 @@ CREATE TABLE rota.outbox_parked (
 
 ALTER TABLE rota.outbox_parked ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-COMMENT ON TABLE rota.outbox_parked IS 'Messages that the bus can never take as they are, each with the reason why.';
+COMMENT ON TABLE rota.outbox_parked IS 'Messages that the bus can never accept as they are, each with the reason.';

@@ -1,2 +1,2 @@
 COMMENT ON SCHEMA rota IS
-  'Everything Rota keeps. Change it only with "rota db migrate"; rota.migration lists what was applied.';
+  'The schema of Rota. Change it only with "rota db migrate"; rota.migration lists the applied migrations.';

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION rota.api_grants(of_key text) RETURNS text LANGUAGE sq
   WHERE g.key_id = of_key AND (g.b_every OR s.pk_show IS NOT NULL)
 $$;
 
-COMMENT ON FUNCTION rota.api_grants IS 'What a key may do, as JSON, with the names that shows have now.';
+COMMENT ON FUNCTION rota.api_grants IS 'Grants of a key, as JSON, with the current names of shows.';
 
 CREATE OR REPLACE FUNCTION rota.api_key_state(key rota.api_key) RETURNS text LANGUAGE sql VOLATILE AS $$
   SELECT CASE WHEN key.ts_revoked IS NOT NULL THEN 'revoked'

@@ -1,4 +1,4 @@
--- Who may call Rota: keys, of which only digests are stored, and what each may do in which show. See docs/howto/keys.md.
+-- API keys, of which only digests are stored, and their roles per show. See docs/howto/keys.md.
 
 CREATE TABLE rota.api_key (
   id           text PRIMARY KEY CHECK (id ~ '^[0-9a-z]{10}$'),
@@ -10,16 +10,16 @@ CREATE TABLE rota.api_key (
   ts_revoked   timestamptz
 ) WITH (fillfactor = 50);
 
-COMMENT ON COLUMN rota.api_key.digest IS 'SHA-256 of the whole key; the key itself is nowhere.';
+COMMENT ON COLUMN rota.api_key.digest IS 'SHA-256 of the whole key; the key itself is not stored.';
 
-COMMENT ON COLUMN rota.api_key.ts_expires IS 'By the clock of this server; none when it does not expire.';
+COMMENT ON COLUMN rota.api_key.ts_expires IS 'Measured by the clock of this server; null: the key does not expire.';
 
-COMMENT ON COLUMN rota.api_key.ts_last_used IS 'To about a minute; written in batches.';
+COMMENT ON COLUMN rota.api_key.ts_last_used IS 'Accurate to about a minute; written in batches.';
 
-COMMENT ON COLUMN rota.api_key.ts_revoked IS 'Kept after that, so that the audit trail can be read.';
+COMMENT ON COLUMN rota.api_key.ts_revoked IS 'Revoked keys are kept, so that audit entries can be attributed.';
 
--- A show that is deleted takes its grants along, and what is left of a key never grows by that: that a grant is for every
--- show is said by a column of its own, not by a show that is missing.
+-- Deleting a show deletes its grants. b_every, and not a null show alone, denotes a grant for all shows, so that
+-- deleting a show can never turn its grants into grants for all.
 CREATE TABLE rota.api_grant (
   key_id  text NOT NULL REFERENCES rota.api_key ON DELETE CASCADE,
   b_every boolean NOT NULL,
