@@ -301,7 +301,7 @@ async def test_impossible_progress_messages_are_ignored(cluster):
 async def test_undecodable_registration_is_refused_with_a_reason(cluster, bad):
     answer = decode(Registered, await cluster.replica.bus.request(HANDSHAKE_SUBJECT, UNREADABLE[bad]))
     assert answer.worker is None
-    assert "is no Register" in answer.refusal
+    assert "is not a valid Register" in answer.refusal
     await cluster.worker()
     assert await cluster.ended(await cluster.submit("noop")) == "SUCCEEDED"
 
