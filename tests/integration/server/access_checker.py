@@ -1,6 +1,6 @@
-"""A process that lets keys in or not, run by the tests as a second replica.
+"""A process that checks API keys, run by the tests as a second replica.
 
-It remembers for an hour, so that whatever it notices was told to it. It prints `ready`, and for each key on its
+It caches for an hour, so any change it notices arrived as a notification. It prints `ready`, and for each key on its
 standard input `in NAME`, or the reason of the refusal.
 """
 
@@ -15,35 +15,35 @@ from rota.model.errors import RotaError
 from rota.server.access import KeyCheck
 
 
-def say(text):
+def report(text):
     print(text, flush=True)
 
 
-async def answer(checking):
+async def answer_keys(key_check):
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         try:
-            actor = await checking.check(line.decode().strip())
-            say(f"in {actor.name}")
+            actor = await key_check.check(line.decode().strip())
+            report(f"in {actor.name}")
         except RotaError as error:
-            say(error.facts.get("reason", error.code))
+            report(error.facts.get("reason", error.code))
 
 
 async def main():
     database = await Database.open(PostgresTarget(url=os.environ["URL"]))
-    checking = KeyCheck(database, remember_s=3600)
+    key_check = KeyCheck(database, remember_s=3600)
 
-    async def face(life):
-        answering = asyncio.create_task(answer(checking))
+    async def serve(life):
+        answer_task = asyncio.create_task(answer_keys(key_check))
         life.ready()
-        say("ready")
+        report("ready")
         await life.until_draining()
-        answering.cancel()
-        await asyncio.wait([answering])
+        answer_task.cancel()
+        await asyncio.wait([answer_task])
 
     supervisor = Supervisor()
-    supervisor.add(*checking.services(), Service("face", face))
+    supervisor.add(*key_check.services(), Service("answer_keys", serve))
     try:
         await run_until_signalled(supervisor)
     finally:

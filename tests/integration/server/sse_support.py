@@ -1,4 +1,4 @@
-"""What the tests of event streams share: a farm with its API, and clients that read it line by line."""
+"""Shared by the event stream tests: replicas with their API, and clients that read streams line by line."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from tests.support.replica_and_worker import Farm
 
 
 class ApiFarm(Farm):
-    """A farm whose servers have the API, without limits to how fast it is asked."""
+    """Replicas that serve the API without rate limits."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -37,12 +37,12 @@ class ApiFarm(Farm):
 
 
 class Client:
-    """One who follows events: each is a dict with `id`, `event` and `data`."""
+    """A subscriber to events: each is a dict with `id`, `event` and `data`."""
 
     def __init__(self, response):
         self.response = response
         self.last = ""
-        self.beats = 0
+        self.heartbeats = 0
         self._lines = response.aiter_lines()
 
     async def next(self, within_s=10.0):
@@ -52,7 +52,7 @@ class Client:
             async for line in self._lines:
                 field, _, value = line.partition(":")
                 if line.startswith(":"):
-                    self.beats += 1
+                    self.heartbeats += 1
                 elif field == "id":
                     self.last = event["id"] = value.strip()
                 elif field:
@@ -67,14 +67,14 @@ class Client:
         return [await self.next(within_s) for _ in range(count)]
 
     async def ended(self, within_s=10.0):
-        """Whether the stream ends in time, whatever it tells until then."""
+        """Whether the stream ends in time; drops the events until then."""
         async with asyncio.timeout(within_s):
             while await self.next(within_s) is not None:
                 pass
         return True
 
     async def opened(self):
-        """Wait for the first lines, so that what happens from now on is told."""
+        """Wait for the first lines: events from now on are delivered."""
         async with asyncio.timeout(10):
             async for line in self._lines:
                 if line.startswith("id:"):
@@ -93,7 +93,7 @@ async def streaming(replica, key, path="/api/v1/events", *, last="", **params):
 
 
 async def raw(replica, key, path="/api/v1/events"):
-    """A connection by hand, its head read: the reader and the writer."""
+    """A raw connection after its response head: the reader and the writer."""
     address = urlsplit(replica.listen_url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n\r\n".encode())
@@ -102,6 +102,6 @@ async def raw(replica, key, path="/api/v1/events"):
 
 
 def streams_of(replica):
-    """Those that are open, as the process knows them."""
+    """The open streams of the replica."""
     [service] = [each for each in replica.supervisor.services if each.name == "streams"]
     return service._run.__self__

@@ -1,4 +1,4 @@
-"""Clients that are slow, lie, leave or want too much."""
+"""Misbehaving HTTP clients: slow, disconnecting, malformed or over their limits."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ JOBS = sql("SELECT count(*) FROM rota.job")
 
 @pytest.fixture
 async def open_api(database_url, redis_url, nats_url, bus_prefix):
-    """The API of a farm with one show; `limits` are settings of the API."""
+    """The API of replicas with one show; `limits` are settings of the API."""
 
     @asynccontextmanager
     async def opened(**limits):
@@ -43,7 +43,7 @@ async def api(open_api):
 
 
 class Raw:
-    """A connection with nothing between the test and the bytes."""
+    """A raw TCP connection: the test writes and reads the bytes."""
 
     def __init__(self, api, key):
         self._port, self._key = api.farm.replica.listener.port, key
@@ -60,7 +60,7 @@ class Raw:
         self.writer.write("\r\n".join(lines).encode())
 
     async def answer(self):
-        """(status, body) of the next one."""
+        """(status, body) of the next response."""
         async with asyncio.timeout(10):
             first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines if line)
@@ -89,17 +89,17 @@ def defects():
     return problem_details.DEFECTS._value.get()
 
 
-async def test_a_body_that_comes_too_slowly_is_given_up(api, raw, monkeypatch):
+async def test_slow_request_body_times_out(api, raw, monkeypatch):
     monkeypatch.setattr(codec, "BODY_TIMEOUT_S", 0.05)
     raw.head("POST /api/v1/jobs", "content-type: application/json", "content-length: 1000")
     raw.writer.write(b'{"show":')
-    status, told = await raw.answer()
-    assert (status, told["code"]) == (408, "too_slow")
+    status, error = await raw.answer()
+    assert (status, error["code"]) == (408, "too_slow")
 
 
 @pytest.mark.usefixtures("no_defects")
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/bulk"])
-async def test_whoever_leaves_in_the_middle_of_a_body_has_submitted_nothing(api, raw, path):
+async def test_disconnect_during_body_submits_nothing(api, raw, path):
     ann = await api.client(Role.SUBMITTER)
     body = json.dumps(a_job()).encode() + b"\n"
     raw.head(f"POST /api/v1{path}", "content-type: application/json", f"content-length: {len(body) * 2}")
@@ -111,25 +111,25 @@ async def test_whoever_leaves_in_the_middle_of_a_body_has_submitted_nothing(api,
 
 
 @pytest.mark.usefixtures("no_defects")
-@pytest.mark.parametrize("leave", ["close", "write_eof"])
-async def test_whoever_leaves_while_waiting_is_not_waited_for(api, raw, leave):
+@pytest.mark.parametrize("disconnect", ["close", "write_eof"])
+async def test_disconnect_during_long_poll_ends_the_wait(api, raw, disconnect):
     job = await api.farm.submit("noop")
     raw.head(f"GET /api/v1/jobs/{job}?wait=60")
     await until(lambda: rate_limit.REQUESTS_WAITING._value.get() == 1)
-    getattr(raw.writer, leave)()
+    getattr(raw.writer, disconnect)()
     await until(lambda: rate_limit.REQUESTS_WAITING._value.get() == 0)
 
 
-async def test_a_body_without_an_end_is_cut_off(api, raw):
+async def test_endless_chunked_body_is_cut_off_at_the_limit(api, raw):
     raw.head("POST /api/v1/jobs", "content-type: application/json", "transfer-encoding: chunked")
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     for _ in range(70):
         raw.writer.write(chunk)
-    status, told = await raw.answer()
-    assert (status, told["code"]) == (413, "too_large")
+    status, error = await raw.answer()
+    assert (status, error["code"]) == (413, "too_large")
 
 
-async def test_a_bulk_may_be_larger_than_other_bodies(api):
+async def test_bulk_body_may_exceed_the_normal_size_limit(api):
     ann = await api.client(Role.SUBMITTER)
     lines = [json.dumps(a_job(layer={"input": {"args": ["x" * 60_000], "kwargs": {}}})) for _ in range(100)]
     answer = await ann.post("/jobs/bulk", content="\n".join(lines))
@@ -137,7 +137,7 @@ async def test_a_bulk_may_be_larger_than_other_bodies(api):
     assert await api.farm.database.value(JOBS) == 100
 
 
-async def test_requests_sent_ahead_are_answered_in_order(api, raw):
+async def test_pipelined_requests_are_answered_in_order(api, raw):
     for path in ("/me", "/nothing", "/shows"):
         raw.head(f"GET /api/v1{path}")
     answers = [await raw.answer() for _ in range(3)]
@@ -145,16 +145,16 @@ async def test_requests_sent_ahead_are_answered_in_order(api, raw):
     assert answers[2][1]["items"][0]["name"] == "film"
 
 
-async def test_a_head_that_is_too_large_or_not_for_us_is_refused(api, raw):
-    stranger = await api.stranger()
-    answer = await stranger.get("/jobs", headers={"host": "evil.example"})
+async def test_wrong_host_or_oversized_header_is_refused(api, raw):
+    anonymous = await api.stranger()
+    answer = await anonymous.get("/jobs", headers={"host": "evil.example"})
     assert answer.status_code == 421
     raw.head("GET /api/v1/me", *(f"x-{number}: {'y' * 100}" for number in range(2000)))
     first = await raw.reader.readline()
     assert int(first.split()[1]) in (400, 431)
 
 
-async def test_head_is_answered_without_a_body_and_other_methods_with_those_there_are(api):
+async def test_head_has_no_body_and_unknown_method_lists_allowed_ones(api):
     ann = await api.client(Role.SUBMITTER)
     head, get = await ann.head("/me"), await ann.get("/me")
     assert (head.status_code, head.content) == (200, b"")
@@ -165,18 +165,18 @@ async def test_head_is_answered_without_a_body_and_other_methods_with_those_ther
         assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
-async def test_a_server_that_ends_answers_those_who_wait(open_api):
+async def test_server_shutdown_answers_long_polls(open_api):
     async with AsyncClient() as client:
         async with open_api() as api:
             job, key = await api.farm.submit("noop"), await api.key(Role.VIEWER)
-            asked = client.get(f"{api.url}/jobs/{job}?wait=60", headers={"X-API-Key": key})
-            waiting = asyncio.create_task(asked)
+            request = client.get(f"{api.url}/jobs/{job}?wait=60", headers={"X-API-Key": key})
+            waiting = asyncio.create_task(request)
             await until(lambda: rate_limit.REQUESTS_WAITING._value.get() == 1)
         answer = await waiting
     assert (answer.status_code, answer.json()["state"]) == (200, "SCHEDULED")
 
 
-async def test_a_key_that_sends_too_much_is_told_when_to_come_again_and_nothing_is_done(open_api):
+async def test_rate_limited_key_gets_retry_after_and_submits_nothing(open_api):
     async with open_api(requests_per_s=1, requests_burst=2) as api:
         ann, bob = await api.client(Role.SUBMITTER), await api.client(Role.SUBMITTER)
         answers = [await ann.post("/jobs", json=a_job()) for _ in range(5)]
@@ -189,7 +189,7 @@ async def test_a_key_that_sends_too_much_is_told_when_to_come_again_and_nothing_
         assert (await bob.get("/me")).status_code == 200
 
 
-async def test_only_so_many_are_answered_and_wait_at_once(open_api, monkeypatch):
+async def test_concurrent_requests_and_long_polls_are_bounded(open_api, monkeypatch):
     monkeypatch.setattr(rate_limit, "WAITING_PER_KEY_MAX", 1)
     async with open_api(requests_at_once=1) as api:
         ann, job = await api.client(Role.SUBMITTER), await api.farm.submit("noop")

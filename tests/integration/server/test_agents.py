@@ -1,4 +1,4 @@
-"""Agents by HTTP: looked at, paused, triggered and backfilled by keys of every kind, and told as events."""
+"""Agents over HTTP: read, paused, triggered and backfilled by keys of every role, and published as events."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
 
 @pytest.fixture
 async def agents(api, redis):
-    """Three that have run, one of them with a slash in its name."""
+    """Three agents that have run; one has a slash in its name."""
     seen, database = Seen(), api.farm.database
     made = {name: every(HOUR_MS, seen.quick) for name in ("aws/sync", "other", "poll")}
     async with Pod(database, redis, **made) as pod:
@@ -32,7 +32,7 @@ async def agents(api, redis):
         yield pod
 
 
-async def test_agents_are_listed_page_by_page_and_one_by_one(api, agents):
+async def test_agents_are_listed_in_pages_and_shown_with_history(api, agents):
     viewer = await api.client(Role.VIEWER)
     first = (await viewer.get("/agents", params={"limit": 2})).json()
     assert [each["name"] for each in first["items"]] == ["aws/sync", "other"]
@@ -42,11 +42,11 @@ async def test_agents_are_listed_page_by_page_and_one_by_one(api, agents):
     assert (one["state"], one["runs"], one["schedule"]) == ("WAITING", 1, "every 1h")
     [run] = (await viewer.get("/agents/history", params=SYNC)).json()["items"]
     assert (run["outcome"], run["replica"]) == ("SUCCEEDED", "pod")
-    told = (await viewer.get("/agents/health")).json()
-    assert (told["health"], told["agents"]) == ("HEALTHY", {"WAITING": 3})
+    health = (await viewer.get("/agents/health")).json()
+    assert (health["health"], health["agents"]) == ("HEALTHY", {"WAITING": 3})
 
 
-async def test_operators_change_agents_and_it_is_in_the_audit_trail(api, agents):
+async def test_operator_changes_agents_and_each_change_is_audited(api, agents):
     operator = await api.client(Role.OPERATOR)
 
     async def post(what, **more):
@@ -72,21 +72,21 @@ async def _has_run(database, name, times):
     return len(await history(database, name)) >= times
 
 
-async def test_an_admin_removes_an_agent(api, agents):
+async def test_admin_removes_agent(api, agents):
     admin = await api.client(Role.ADMIN)
     assert (await admin.delete("/agents", params=SYNC)).json() == {"name": "aws/sync", "changed": True}
     assert "no agent 'aws/sync'" in problem(await admin.get("/agents/show", params=SYNC), 404, "not_found")
 
 
 @pytest.mark.parametrize("what", ["pause", "resume", "trigger", "backfill/stop"])
-async def test_viewers_and_keys_of_one_show_change_nothing(api, what):
+async def test_viewer_or_single_show_key_cannot_change_agents(api, what):
     await api.farm.show("film")
     for client in (await api.client(Role.VIEWER), await api.client((Role.ADMIN, "film"))):
         problem(await client.post(f"/agents/{what}", params=SYNC), 403, "forbidden")
     problem(await (await api.client((Role.VIEWER, "film"))).get("/agents"), 403, "forbidden")
 
 
-async def test_what_cannot_be_is_refused_with_a_sentence(api, agents):
+async def test_invalid_agent_requests_are_refused(api, agents):
     operator = await api.client(Role.OPERATOR)
     problem(await operator.post("/agents/pause"), 400, "invalid_input")
     problem(await operator.post("/agents/pause", params={"agent": "x" * 300}), 400, "invalid_input")
@@ -95,7 +95,7 @@ async def test_what_cannot_be_is_refused_with_a_sentence(api, agents):
         problem(await operator.post("/agents/backfill", params=SYNC, json=past), 400, "invalid_input")
 
 
-async def test_what_people_do_with_agents_is_told_as_events(api, agents):
+async def test_agent_changes_are_published_as_events(api, agents):
     operator, viewer = await api.client(Role.OPERATOR), await api.client(Role.VIEWER)
     async with viewer.stream("GET", "/events", params={"kind": "agent"}) as answer:
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""Approvals by HTTP and by the SDK: seen by those who may look, decided by those who may, and told as events."""
+"""Approvals over HTTP and the SDK: visibility, who may decide, and the events published."""
 
 import pytest
 
@@ -35,11 +35,11 @@ async def submitted(client, api, **more):
     async def waits():
         return (await client.get(f"/jobs/{job}")).json()["state"] == "APPROVAL_REQUIRED"
 
-    await until(waits, what="the job to wait for an approval")
+    await until(waits, what="a job that waits for an approval")
     return job
 
 
-async def test_a_job_is_approved_by_somebody_else_and_runs(api, kernel):
+async def test_job_approved_by_another_operator_runs(api, kernel):
     await api.farm.worker()
     sam, ann = await api.client(Role.SUBMITTER), await api.client(Role.OPERATOR)
     job = await submitted(sam, api, layer={"input": {"args": [7], "kwargs": {}}})
@@ -53,8 +53,8 @@ async def test_a_job_is_approved_by_somebody_else_and_runs(api, kernel):
     assert (
         "1 of the operators of film must approve it; approvals so far: 0 (rule money: money moves)" in why["sentence"]
     )
-    said = (await ann.post(f"/approvals/{job}/approve", json={"reason": "fine"})).json()
-    assert (said["changed"], said["approval"]["state"], said["approval"]["votes"][0]["reason"]) == (
+    decision = (await ann.post(f"/approvals/{job}/approve", json={"reason": "fine"})).json()
+    assert (decision["changed"], decision["approval"]["state"], decision["approval"]["votes"][0]["reason"]) == (
         True,
         "granted",
         "fine",
@@ -63,7 +63,7 @@ async def test_a_job_is_approved_by_somebody_else_and_runs(api, kernel):
     assert (await sam.get(f"/jobs/{job}", params={"wait": 20})).json()["state"] == "SUCCEEDED"
 
 
-async def test_who_may_not_is_refused_with_a_code(api, kernel):
+async def test_unauthorized_approval_is_refused_with_its_code(api, kernel):
     kernel.said["named"] = word(PolicyEffect.REQUIRE_APPROVAL, approval=ApprovalTerms(approvers=("boss",)))
     boss = await api.client(Role.OPERATOR)
     other = await api.client((Role.OPERATOR, "other"))
@@ -85,31 +85,31 @@ async def test_who_may_not_is_refused_with_a_code(api, kernel):
     assert (await ann.get(f"/jobs/{job}")).json()["reason"] == "approval_rejected"
 
 
-async def test_labels_that_rota_sets_are_refused(api):
+async def test_reserved_labels_are_refused(api):
     client = await api.client(Role.ADMIN)
     for label in ("approval_granted", "retry_of"):
-        told = problem(await client.post("/jobs", json=a_job(labels={label: "true"})), 400, "invalid_input")
-        assert label in told
+        sentence = problem(await client.post("/jobs", json=a_job(labels={label: "true"})), 400, "invalid_input")
+        assert label in sentence
     bulk = '{"show": "film", "layers": [{"task": "noop"}], "labels": {"approval_by": "me"}}'
     problem(await client.post("/jobs/bulk", content=bulk), 400, "invalid_input")
 
 
-async def test_what_is_asked_for_and_decided_is_told_as_events(api, kernel):
+async def test_approval_request_and_decision_are_published_as_events(api, kernel):
     sam, ann = await api.client(Role.SUBMITTER), await api.client(Role.OPERATOR)
-    heard = []
+    kinds = []
     async with ann.stream("GET", "/events", params={"kind": "approval"}) as stream:
         lines = stream.aiter_lines()
         job = await submitted(sam, api)
         await ann.post(f"/approvals/{job}/approve", json={})
         async for line in lines:
             if line.startswith("event: approval"):
-                heard.append(line.removeprefix("event: "))
-            if len(heard) == 2:
+                kinds.append(line.removeprefix("event: "))
+            if len(kinds) == 2:
                 break
-    assert heard == ["approval.requested", "approval.granted"]
+    assert kinds == ["approval.requested", "approval.granted"]
 
 
-async def test_an_app_lists_and_decides(api, kernel):
+async def test_sdk_lists_and_decides_approvals(api, kernel):
     sam = await api.client(Role.SUBMITTER)
     one, two = await submitted(sam, api), await submitted(sam, api)
     async with Rota(api.farm.replica.listen_url, key=await api.key(Role.OPERATOR)) as app:
@@ -120,7 +120,7 @@ async def test_an_app_lists_and_decides(api, kernel):
         assert [each.subject for each in await app.approvals.list(state="rejected")] == [two]
 
 
-async def test_a_denied_job_is_submitted_in_the_way_its_policy_suggests(api, kernel):
+async def test_denied_job_is_resubmitted_with_the_suggested_remediation(api, kernel):
     await api.farm.worker()
     remedy = Remediation(
         id="safe",
@@ -139,9 +139,9 @@ async def test_a_denied_job_is_submitted_in_the_way_its_policy_suggests(api, ker
         "no_danger",
         "safe",
     )
-    told = (await sam.get(f"/jobs/{job}/explain")).json()["sentence"]
-    assert "Denied by rule no_danger of snapshot cafe01: too risky." in told
-    assert f"use the sandbox: `rota job remediate {job} --as safe`" in told
+    sentence = (await sam.get(f"/jobs/{job}/explain")).json()["sentence"]
+    assert "Denied by rule no_danger of snapshot cafe01: too risky." in sentence
+    assert f"use the sandbox: `rota job remediate {job} --as safe`" in sentence
     problem(await sam.post(f"/jobs/{job}/remediate", json={"remediation": "other"}), 400, "invalid_input")
     made = (await sam.post(f"/jobs/{job}/remediate", json={})).json()
     ended = (await sam.get(f"/jobs/{made['job']}", params={"wait": 20})).json()
@@ -151,28 +151,28 @@ async def test_a_denied_job_is_submitted_in_the_way_its_policy_suggests(api, ker
     problem(await sam.post(f"/jobs/{made['job']}/remediate", json={}), 400, "invalid_input")
 
 
-async def test_whoever_starts_a_run_or_retries_dead_letters_does_not_approve_the_jobs_that_come_of_it(api, kernel):
+async def test_initiator_of_run_or_dead_letter_retry_cannot_approve_its_jobs(api, kernel):
     ann, bob = await api.client(Role.OPERATOR), await api.client(Role.OPERATOR)
     inner = {"name": "inner", "show": "film", "steps": [{"id": "a", "task": "noop", "topic": "approval"}]}
     outer = {"name": "outer", "show": "film", "steps": [{"id": "b", "type": "workflow", "workflow": "inner"}]}
     for flow in (inner, outer):
         assert (await ann.post("/workflows", json=flow)).status_code == 201
     assert (await ann.post("/workflows/film/outer/runs", json={})).status_code == 201
-    job = await asked_about(bob)
+    job = await pending_job(bob)
     problem(await ann.post(f"/approvals/{job}/approve", json={}), 403, "self_approval_denied")
     assert (await bob.post(f"/approvals/{job}/reject", json={})).json()["changed"]
     again = (await bob.post("/dlq/retry", json={"job": job})).json()["jobs"]
     assert len(again) == 1
-    job = await asked_about(bob)
+    job = await pending_job(bob)
     problem(await bob.post(f"/approvals/{job}/approve", json={}), 403, "self_approval_denied")
     assert (await ann.post(f"/approvals/{job}/approve", json={})).json()["approval"]["state"] == "granted"
 
 
-async def asked_about(client):
+async def pending_job(client):
     """The one job that waits for an approval."""
 
-    async def asked():
+    async def pending():
         return (await client.get("/approvals")).json()["items"]
 
-    [one] = await until(asked, what="an approval to be asked for")
+    [one] = await until(pending, what="an approval request")
     return one["subject"]

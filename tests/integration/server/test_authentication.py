@@ -1,4 +1,4 @@
-"""Who is let in to the API, and when it is served at all."""
+"""Authentication to the API, and when the API is served at all."""
 
 import msgspec
 import pytest
@@ -24,9 +24,9 @@ async def api(farm):
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/nothing", "/openapi.json", "/jobs/x/cancel", "/keys"])
-async def test_strangers_learn_nothing_not_even_what_there_is(api, path):
-    stranger = await api.stranger()
-    answers = [await stranger.request(method, path) for method in ("GET", "POST", "DELETE", "OPTIONS")]
+async def test_unauthenticated_requests_reveal_no_routes(api, path):
+    anonymous = await api.stranger()
+    answers = [await anonymous.request(method, path) for method in ("GET", "POST", "DELETE", "OPTIONS")]
     assert {problem(answer, 401, "unauthenticated") for answer in answers}.__len__() == 1
     assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
 
@@ -40,12 +40,12 @@ async def test_strangers_learn_nothing_not_even_what_there_is(api, path):
         {"Authorization": "Bearer \u00ff".encode("latin-1")},
     ],
 )
-async def test_what_is_no_key_is_refused(api, headers):
-    stranger = await api.stranger(**headers)
-    problem(await stranger.get("/jobs"), 401, "unauthenticated")
+async def test_invalid_credentials_are_refused(api, headers):
+    anonymous = await api.stranger(**headers)
+    problem(await anonymous.get("/jobs"), 401, "unauthenticated")
 
 
-async def test_a_revoked_key_is_refused_at_once_by_the_api_that_revoked_it(api):
+async def test_revoked_key_is_refused_at_once_by_the_revoking_server(api):
     admin = await api.client(Role.ADMIN)
     text = await api.key(Role.VIEWER)
     other = await api.stranger(Authorization=f"Bearer {text}")
@@ -54,7 +54,7 @@ async def test_a_revoked_key_is_refused_at_once_by_the_api_that_revoked_it(api):
     problem(await other.get("/me"), 401, "unauthenticated")
 
 
-async def test_a_server_listens_wider_than_this_machine_only_when_there_is_a_key(farm, api):
+async def test_non_loopback_listen_address_requires_an_api_key(farm, api):
     wide = msgspec.structs.replace(farm.settings, listen=msgspec.structs.replace(farm.settings.listen, host="0.0.0.0"))
     async with Replica.open(wide, farm.urls) as replica:
         replica.supervisor.add(*services(replica))

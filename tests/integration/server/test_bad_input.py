@@ -1,4 +1,4 @@
-"""Values that no table, counter or text can hold, at every place that takes one: one sentence, and nothing changes."""
+"""Out-of-range and malformed values on every route that takes one: refused with a sentence, nothing changes."""
 
 import asyncio
 
@@ -56,7 +56,7 @@ PATHS = [
     *("/runs/{word}", "/runs/{word}/events", "/runs?state=x{word}", "/runs?after={word}", "/approvals/{word}"),
     *("/shows/{word}", "/shows/{word}/folders", "/shows/{word}/ledger", "/pools/{word}"),
 ]
-MAY_FIND_NOTHING = [
+MAY_BE_EMPTY = [
     *("/dlq?reason={word}", "/dlq?queue={word}", "/audit?actor={word}", "/audit?action={word}"),
     *("/runs?show={word}", "/runs?workflow={word}", "/approvals/{job}:{word}"),
     *("/jobs?q=topic:{word}", "/jobs?q=label:a={word}", "/jobs?q=reason:{word}", "/jobs/{job}/artifacts?layer={word}"),
@@ -71,11 +71,11 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
 
 
 def is_sentence(answer):
-    told = answer.json()
-    return answer.headers["content-type"] == "application/problem+json" and told["detail"].endswith((".", "?"))
+    details = answer.json()
+    return answer.headers["content-type"] == "application/problem+json" and details["detail"].endswith((".", "?"))
 
 
-class Asking:
+class Prober:
     def __init__(self, client, job):
         self.client, self.job, self.wrong = client, job, []
 
@@ -85,24 +85,24 @@ class Asking:
         if answer.status_code not in (400, 404, 409) or not is_sentence(answer):
             self.wrong.append((method, path, body[:60], answer.status_code, answer.text[:200]))
 
-    async def look(self, path, word):
+    async def read(self, path, word):
         answer = await self.client.get(path.format(job=self.job, word=word))
-        found_nothing = path in MAY_FIND_NOTHING and answer.status_code == 200 and not answer.json()["items"]
-        if not found_nothing and (answer.status_code not in (400, 404) or not is_sentence(answer)):
+        is_empty = path in MAY_BE_EMPTY and answer.status_code == 200 and not answer.json()["items"]
+        if not is_empty and (answer.status_code not in (400, 404) or not is_sentence(answer)):
             self.wrong.append((path, word[:10], answer.status_code, answer.text[:200]))
 
 
-async def test_values_that_cannot_be_are_refused_and_change_nothing(api):
-    asking = Asking(await api.client(Role.ADMIN), await api.farm.submit("noop"))
-    calls = [asking.change(*each) for each in BODIES]
-    calls += [asking.look(path, word) for path in (*PATHS, *MAY_FIND_NOTHING) for word in WORDS]
+async def test_invalid_values_are_refused_and_change_nothing(api):
+    prober = Prober(await api.client(Role.ADMIN), await api.farm.submit("noop"))
+    calls = [prober.change(*each) for each in BODIES]
+    calls += [prober.read(path, word) for path in (*PATHS, *MAY_BE_EMPTY) for word in WORDS]
     for first in range(0, len(calls), 50):
         await asyncio.gather(*calls[first : first + 50])
-    assert not asking.wrong, "\n".join(map(str, asking.wrong))
+    assert not prober.wrong, "\n".join(map(str, prober.wrong))
     assert await api.farm.database.value(CHANGES) == 0
 
 
-async def test_a_call_without_the_body_that_it_needs_says_so(api):
+async def test_missing_request_body_is_refused(api):
     client = await api.client(Role.ADMIN)
     for path in ("/workflows", "/workflows/film/flow/runs", "/jobs", "/shows"):
         answer = await client.post(path, headers={"content-type": "application/json"})

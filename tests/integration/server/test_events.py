@@ -1,4 +1,4 @@
-"""Event streams over HTTP: going on after any cut, who may see what, and clients that misbehave or are sent away."""
+"""Event streams over HTTP: resuming, visibility, filters, misbehaving clients and shutdown."""
 
 import asyncio
 import gc
@@ -29,19 +29,19 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-def teller(farm):
+def publisher(farm):
     return farm.replica.engine.event_publisher
 
 
-def told(teller, first, count, show="film", kind="job.succeeded"):
-    teller.emit(kind, show=show, jobs=[job(n) for n in range(first, first + count)], topic="t")
+def emit_jobs(publisher, first, count, show="film", kind="job.succeeded"):
+    publisher.emit(kind, show=show, jobs=[job(n) for n in range(first, first + count)], topic="t")
 
 
 def numbers(events):
     return [int(event["data"]["job"].replace("-", ""), 16) for event in events]
 
 
-async def test_a_job_is_followed_from_its_submission_to_its_end(farm):
+async def test_job_events_are_streamed_from_submission_to_end(farm):
     await farm.worker()
     key = await farm.key()
     farm.submitter = farm.replica.engine.submitter
@@ -59,15 +59,15 @@ async def test_a_job_is_followed_from_its_submission_to_its_end(farm):
     assert all(event["id"] == event["data"]["id"] for event in events)
 
 
-async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(farm, teller):
+async def test_stream_resumes_after_any_event_without_loss_or_duplicates(farm, publisher):
     key = await farm.key()
     other = await farm.server()
     async with streaming(farm.replica, key, kind="job") as client:
         await client.opened()
         start = client.last
         for first in range(0, 30, 3):
-            told(teller, first, 3)
-            await teller.publish()
+            emit_jobs(publisher, first, 3)
+            await publisher.publish()
         await until(lambda: other.engine.event_stream.place == farm.replica.engine.event_stream.place)
         whole = await client.some(30)
         assert numbers(whole) == list(range(30))
@@ -79,21 +79,21 @@ async def test_a_client_that_is_cut_off_anywhere_goes_on_without_loss_or_double(
             assert [event["id"] for event in rest] == [event["id"] for event in whole[cut:]], f"cut after {cut}"
 
 
-async def test_a_server_that_starts_again_loses_nothing_of_the_stream(farm, teller):
+async def test_stream_resumes_on_a_restarted_server(farm, publisher):
     key = await farm.key()
     async with streaming(farm.replica, key, kind="job") as client:
         await client.opened()
         start = client.last
-        told(teller, 0, 5)
+        emit_jobs(publisher, 0, 5)
         seen = await client.some(2)
-    later = await farm.server()  # as after a restart: it has nothing in memory
+    later = await farm.server()  # as after a restart: nothing in memory
     async with streaming(later, key, last=seen[-1]["id"], kind="job") as client:
         assert numbers(await client.some(3)) == [2, 3, 4]
     async with streaming(later, key, last=start, kind="job") as client:
         assert numbers(await client.some(5)) == [0, 1, 2, 3, 4]
 
 
-async def test_an_id_that_nobody_knows_is_answered_with_a_reset_and_nonsense_is_refused(farm):
+async def test_unknown_event_id_gets_reset_and_invalid_parameters_are_refused(farm):
     key = await farm.key()
     async with streaming(farm.replica, key, last="abc-12-0") as client:
         event = await client.next()
@@ -105,19 +105,19 @@ async def test_an_id_that_nobody_knows_is_answered_with_a_reset_and_nonsense_is_
             assert client.response.json()["code"] == "invalid_input"
 
 
-async def test_a_key_of_one_show_learns_nothing_of_others(farm, teller):
+async def test_single_show_key_sees_no_events_of_other_shows(farm, publisher):
     await farm.show("secret")
-    seeing, blind = await farm.key("all"), await farm.key("film", show="film")
-    async with streaming(farm.replica, seeing) as all_of_it, streaming(farm.replica, blind) as film:
-        await all_of_it.opened()
+    all_shows, film_only = await farm.key("all"), await farm.key("film", show="film")
+    async with streaming(farm.replica, all_shows) as all_events, streaming(farm.replica, film_only) as film:
+        await all_events.opened()
         await film.opened()
-        told(teller, 0, 2, "secret")
-        teller.emit("worker.came", worker="w", name="w", pool="p")
-        told(teller, 2, 1, "gone-show")
+        emit_jobs(publisher, 0, 2, "secret")
+        publisher.emit("worker.came", worker="w", name="w", pool="p")
+        emit_jobs(publisher, 2, 1, "gone-show")
         await farm.books.change(lambda admin: admin.create_folder("secret", "x", actor="ann"))
-        told(teller, 3, 1, "film")
-        await until(lambda: _seen(all_of_it, {"folder.create"}), within_s=10)
-        told(teller, 4, 1, "film")
+        emit_jobs(publisher, 3, 1, "film")
+        await until(lambda: _next_kind_in(all_events, {"folder.create"}), within_s=10)
+        emit_jobs(publisher, 4, 1, "film")
         seen = [await film.next()]
         while str(job(4)) != seen[-1]["data"]["job"]:
             seen.append(await film.next())
@@ -125,28 +125,28 @@ async def test_a_key_of_one_show_learns_nothing_of_others(farm, teller):
         assert numbers(event for event in seen if event["data"]["job"]) == [3, 4]
         assert all("secret" not in str(event) for event in seen)
     hidden = await farm.submit("noop", show="secret")
-    async with streaming(farm.replica, blind, f"/api/v1/jobs/{hidden}/events") as client:
+    async with streaming(farm.replica, film_only, f"/api/v1/jobs/{hidden}/events") as client:
         await client.response.aread()
         unknown = client.response.json()
         assert client.response.status_code == 404
-    nobody = JobId(uuid7(1, bytes(10)))
-    async with streaming(farm.replica, blind, f"/api/v1/jobs/{nobody}/events") as client:
+    missing = JobId(uuid7(1, bytes(10)))
+    async with streaming(farm.replica, film_only, f"/api/v1/jobs/{missing}/events") as client:
         await client.response.aread()
-        assert client.response.json()["detail"].replace(str(nobody), str(hidden)) == unknown["detail"]
+        assert client.response.json()["detail"].replace(str(missing), str(hidden)) == unknown["detail"]
 
 
-async def _seen(client, kinds):
+async def _next_kind_in(client, kinds):
     event = await client.next()
     return event["event"] in kinds
 
 
-async def test_nobody_follows_without_a_key(farm):
+async def test_stream_with_unknown_key_is_refused(farm):
     for path in ("/api/v1/events", f"/api/v1/jobs/{uuid7(1, bytes(10))}/events"):
         async with streaming(farm.replica, "rota_0000000000_" + "0" * 39, path) as client:
             assert client.response.status_code == 401
 
 
-async def test_filters_pass_only_what_was_asked_for(farm, teller):
+async def test_stream_filters_by_show_job_and_kind(farm, publisher):
     await farm.show("other")
     key = await farm.key()
     async with (
@@ -156,40 +156,40 @@ async def test_filters_pass_only_what_was_asked_for(farm, teller):
     ):
         for client in (show, one, kind):
             await client.opened()
-        told(teller, 5, 5)
-        told(teller, 20, 1, kind="job.failed")
-        told(teller, 30, 1, "other")
-        teller.emit("worker.lost", worker="w", name="w", pool="p")
-        told(teller, 7, 1, "other", kind="job.cancelled")
+        emit_jobs(publisher, 5, 5)
+        emit_jobs(publisher, 20, 1, kind="job.failed")
+        emit_jobs(publisher, 30, 1, "other")
+        publisher.emit("worker.lost", worker="w", name="w", pool="p")
+        emit_jobs(publisher, 7, 1, "other", kind="job.cancelled")
         assert numbers(await show.some(2)) == [30, 7]
         assert numbers(await one.some(2)) == [7, 7]
         assert [event["event"] for event in await kind.some(2)] == ["job.failed", "worker.lost"]
 
 
-async def test_the_moments_of_a_job_are_exact_and_go_on_after_any(farm):
+async def test_job_history_stream_is_complete_and_resumes_after_any_entry(farm):
     await farm.worker()
     key = await farm.key()
     gate = hanging("slow")
     submitted = await farm.submit("hang", "slow")
     path = f"/api/v1/jobs/{submitted}/events"
     async with streaming(farm.replica, key, path) as client:
-        told = []
+        received = []
         while (event := await client.next()) is not None:
-            told.append(event)
+            received.append(event)
             if event["event"] == "job.running":
                 gate.set()
     history = (await farm.jobs.get(submitted)).history
-    assert [event["event"] for event in told] == [f"job.{moment.state.lower()}" for moment in history]
-    assert [event["id"] for event in told] == [str(number) for number in range(1, len(history) + 1)]
+    assert [event["event"] for event in received] == [f"job.{moment.state.lower()}" for moment in history]
+    assert [event["id"] for event in received] == [str(number) for number in range(1, len(history) + 1)]
     for cut in range(len(history)):
         async with streaming(farm.replica, key, path, last=str(cut)) as client:
-            assert await client.some(len(history) - cut) == told[cut:]
+            assert await client.some(len(history) - cut) == received[cut:]
             assert await client.next() is None
     async with streaming(farm.replica, key, path, last=str(len(history))) as client:
-        assert client.response.status_code == 204  # browsers do not come again after this
+        assert client.response.status_code == 204  # browsers do not reconnect after this
 
 
-async def test_a_revoked_key_and_one_that_expires_lose_their_streams_within_seconds(farm):
+async def test_revoked_or_expired_key_loses_its_streams_within_seconds(farm):
     revoked, lasting = await farm.key("revoked"), await farm.key("lasting")
     expiring = await farm.key("expiring", expires_s=1.5)
     async with (
@@ -206,7 +206,7 @@ async def test_a_revoked_key_and_one_that_expires_lose_their_streams_within_seco
             await third.ended(within_s=0.1)
 
 
-async def test_a_key_that_loses_a_show_loses_its_streams(farm):
+async def test_key_that_loses_its_show_loses_its_streams(farm):
     key = await farm.key("film", show="film")
     async with streaming(farm.replica, key) as client:
         await client.opened()
@@ -214,7 +214,7 @@ async def test_a_key_that_loses_a_show_loses_its_streams(farm):
         assert await client.ended(within_s=open_streams.KEY_CHECK_INTERVAL_S + 5)
 
 
-async def test_streams_end_at_once_when_the_server_ends(farm):
+async def test_streams_end_promptly_on_server_shutdown(farm):
     key = await farm.key()
     other = await farm.server()
     waiting = await farm.submit("noop")
@@ -226,13 +226,13 @@ async def test_streams_end_at_once_when_the_server_ends(farm):
         await moments.next()
         began = time.monotonic()
         other.supervisor.request_stop()
-        other.supervisor.services[-1].drain()  # what `running` does next, for all of them
+        other.supervisor.services[-1].drain()  # the next step of `running`
         assert await events.ended()
         assert await moments.ended()
         assert time.monotonic() - began < 1.0
 
 
-async def test_a_client_that_does_not_read_is_cut_while_others_go_on(farm, teller, monkeypatch):
+async def test_slow_consumer_is_disconnected_while_others_continue(farm, publisher, monkeypatch):
     monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.3)
     key = await farm.key()
     reader, writer = await raw(farm.replica, key)
@@ -240,19 +240,19 @@ async def test_a_client_that_does_not_read_is_cut_while_others_go_on(farm, telle
     async with streaming(farm.replica, key, kind="job") as client:
         await client.opened()
         for first in range(0, 80_000, 4_000):
-            told(teller, first, 4_000)
-            await teller.publish()
+            emit_jobs(publisher, first, 4_000)
+            await publisher.publish()
             assert numbers(await client.some(4_000)) == list(range(first, first + 4_000))
-        await until(lambda: _open(farm.replica) == 1, what="the slow one to be cut")
-        told(teller, 100_000, 1)
+        await until(lambda: _open(farm.replica) == 1, what="disconnecting the slow consumer")
+        emit_jobs(publisher, 100_000, 1)
         assert numbers(await client.some(1)) == [100_000]
     writer.transport.resume_reading()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await _drained(reader)
+        await _drain(reader)
     writer.close()
 
 
-async def _drained(reader):
+async def _drain(reader):
     while await reader.read(1 << 20):
         pass
     raise asyncio.IncompleteReadError(b"", None)
@@ -262,7 +262,7 @@ def _open(replica):
     return sum(len(each) for each in streams_of(replica)._open.values())
 
 
-async def test_more_streams_than_a_key_may_have_are_refused_with_a_time_to_come_again(farm, monkeypatch):
+async def test_streams_over_the_per_key_limit_are_refused_with_retry_after(farm, monkeypatch):
     monkeypatch.setattr(rate_limit, "WAITING_PER_KEY_MAX", 2)
     key, other = await farm.key("one"), await farm.key("two")
     async with streaming(farm.replica, key) as first, streaming(farm.replica, key) as second:
@@ -279,24 +279,24 @@ async def test_more_streams_than_a_key_may_have_are_refused_with_a_time_to_come_
         await again.opened()
 
 
-async def test_a_beat_says_how_far_a_client_has_come_whose_filter_passes_nothing(farm, teller, monkeypatch):
+async def test_heartbeat_carries_position_when_filter_passes_nothing(farm, publisher, monkeypatch):
     monkeypatch.setattr(sse, "HEARTBEAT_INTERVAL_S", 0.05)
     key = await farm.key()
     async with streaming(farm.replica, key, kind="worker.lost") as client:
         await client.opened()
         start = client.last
-        told(teller, 0, 3)
+        emit_jobs(publisher, 0, 3)
         waiting = asyncio.create_task(client.next())
         await until(lambda: client.last != start and client.last == str(farm.replica.engine.event_stream.place))
         waiting.cancel()
         await asyncio.wait([waiting])
-        assert client.beats
+        assert client.heartbeats
 
 
 @pytest.mark.slow("thousands of connections")
 @pytest.mark.timeout(180)
-async def test_thousands_of_reconnects_leave_nothing_behind(farm):
-    key, at_once = await farm.key(), 50
+async def test_thousands_of_reconnects_leak_nothing(farm):
+    key, concurrency = await farm.key(), 50
 
     async def reconnect(times):
         for _ in range(times):
@@ -304,20 +304,20 @@ async def test_thousands_of_reconnects_leave_nothing_behind(farm):
             await reader.readuntil(b"id:")
             writer.transport.abort()
 
-    async def all_of_them(total):
+    async def reconnect_all(total):
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(at_once):
-                tasks.create_task(reconnect(total // at_once))
+            for _ in range(concurrency):
+                tasks.create_task(reconnect(total // concurrency))
         await until(lambda: not _open(farm.replica))
         await until(lambda: not _connections(farm.replica))
 
-    await all_of_them(500)
+    await reconnect_all(500)
     tasks, files, objects = len(asyncio.all_tasks()), _files(), _objects()
-    await all_of_them(RECONNECTS)
+    await reconnect_all(RECONNECTS)
     assert len(asyncio.all_tasks()) <= tasks + 2
-    # The pool of PostgreSQL may have grown meanwhile, by as many as it may have.
+    # The PostgreSQL pool may have grown to its maximum meanwhile.
     assert _files() <= files + farm.settings.postgres.pool_max
-    assert _objects() - objects < RECONNECTS / 2, "something is left of each"
+    assert _objects() - objects < RECONNECTS / 2, "each reconnect leaks objects"
 
 
 def _objects():

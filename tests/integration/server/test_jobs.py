@@ -1,4 +1,4 @@
-"""Jobs by HTTP, on real servers."""
+"""Jobs over HTTP, on real servers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ BAD_SUBMISSIONS = [
     (b"show=film", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
     (b'{"show": "' + b"x" * 5_000_000 + b'"}', "application/json", 413, "too_large"),
 ]
-BAD_QUESTIONS = [
+BAD_QUERIES = [
     "/jobs/nonsense",
     "/jobs?after=nonsense",
     "/jobs?limit=0",
@@ -77,24 +77,24 @@ async def ended(client, job):
     return answer.json()
 
 
-async def test_a_job_is_submitted_waited_for_and_tells_what_it_returned(farm, ann):
+async def test_submitted_job_returns_its_result(farm, ann):
     await farm.worker()
     job = await submitted(ann, 12, task="square")
-    told = await ended(ann, job)
-    assert (told["state"], told["id"], told["show"]) == ("SUCCEEDED", job, "film")
+    view = await ended(ann, job)
+    assert (view["state"], view["id"], view["show"]) == ("SUCCEEDED", job, "film")
     results = (await ann.get(f"/jobs/{job}/results")).json()
     assert [(one["frame"], one["state"], one["value"]) for one in results["items"]] == [(0, "SUCCEEDED", 144)]
     assert results["next"] is None
 
 
-async def test_who_submits_is_the_key_and_nobody_else(farm, ann):
+async def test_job_principal_is_the_submitting_key(farm, ann):
     job = await submitted(ann)
     assert (await ann.get(f"/jobs/{job}")).json()["details"]["principal"] == "k1"
     for given in (a_job(principal="bob"), a_job(compensation={"topic": "undo", "principal": "bob"})):
         assert "leave principal out" in problem(await ann.post("/jobs", json=given), 403, "forbidden")
 
 
-async def test_a_repeated_submission_under_the_same_key_is_the_same_job(ann):
+async def test_same_idempotency_key_returns_the_same_job(ann):
     first = await ann.post("/jobs", json=a_job(), headers={"Idempotency-Key": "once"})
     again = await ann.post("/jobs", json=a_job(idempotency_key="once"))
     assert (again.json()["job"], again.json()["already"]) == (first.json()["job"], True)
@@ -104,17 +104,17 @@ async def test_a_repeated_submission_under_the_same_key_is_the_same_job(ann):
     assert "send one of them" in problem(both, 400, "invalid_input")
 
 
-async def test_msgpack_goes_in_and_comes_out(ann):
+async def test_msgpack_is_accepted_and_returned(ann):
     body = msgspec.msgpack.encode(a_job())
     kinds = {"content-type": "application/msgpack", "accept": "application/msgpack"}
     answer = await ann.post("/jobs", content=body, headers=kinds)
     assert answer.headers["content-type"].startswith("application/msgpack")
     job = msgspec.msgpack.decode(answer.content)["job"]
-    told = await ann.get(f"/jobs/{job}", headers=kinds)
-    assert msgspec.msgpack.decode(told.content)["state"] == "SCHEDULED"
+    view = await ann.get(f"/jobs/{job}", headers=kinds)
+    assert msgspec.msgpack.decode(view.content)["state"] == "SCHEDULED"
 
 
-async def test_many_jobs_come_in_one_request_all_or_none(farm, ann):
+async def test_bulk_submission_is_all_or_nothing(farm, ann):
     lines = [json.dumps(a_job(name=f"n{number}")) for number in range(1000)]
     answer = await ann.post("/jobs/bulk", content="\n".join(lines))
     assert answer.status_code == 201
@@ -125,26 +125,26 @@ async def test_many_jobs_come_in_one_request_all_or_none(farm, ann):
     assert await farm.database.value(JOBS) == 1000
 
 
-async def test_a_bulk_of_nonsense_changes_nothing(farm, ann):
+async def test_malformed_bulk_submits_nothing(farm, ann):
     for body in (b"", b"\n\n", b"[]", b"{", b"\xff\xfe", b"null\n"):
         problem(await ann.post("/jobs/bulk", content=body), 400, "invalid_input")
     assert await farm.database.value(JOBS) == 0
 
 
-async def test_a_bulk_that_is_too_much_is_refused_while_it_is_read(farm, ann):
+async def test_oversized_bulk_is_refused_while_reading(farm, ann):
     line = json.dumps(a_job()) + "\n"
     problem(await ann.post("/jobs/bulk", content=line * 10_001), 413, "too_large")
     problem(await ann.post("/jobs/bulk", content="x" * (1024 * 1024 + 1)), 413, "too_large")
     assert await farm.database.value(JOBS) == 0
 
 
-async def test_a_bad_submission_gets_one_sentence_and_changes_nothing(farm, ann):
+async def test_invalid_submission_is_refused_and_changes_nothing(farm, ann):
     for body, kind, status, code in BAD_SUBMISSIONS:
         problem(await ann.post("/jobs", content=body, headers={"content-type": kind}), status, code)
     assert await farm.database.value(JOBS) == 0
 
 
-async def test_lists_come_in_pages_and_are_filtered(ann):
+async def test_job_list_is_paged_and_filtered(ann):
     jobs = [await submitted(ann, name=f"n{number}", labels={"shot": str(number)}) for number in range(5)]
     first = (await ann.get("/jobs", params={"limit": 3})).json()
     rest = (await ann.get("/jobs", params={"limit": 3, "after": first["next"]})).json()
@@ -154,26 +154,26 @@ async def test_lists_come_in_pages_and_are_filtered(ann):
     assert [one["id"] for one in found["items"]] == [jobs[3]]
 
 
-async def test_a_filter_that_is_none_is_refused(ann):
+async def test_invalid_job_filter_is_refused(ann):
     for q in ("state:SLEEPING", "colour:red", "state", "label:shot", "show:a show:b", "x" * 2000, "topic:\0"):
         problem(await ann.get("/jobs", params={"q": q}), 400, "invalid_input")
 
 
-async def test_a_bad_question_gets_one_sentence(ann):
+async def test_invalid_query_parameters_are_refused(ann):
     job = await submitted(ann)
-    for path in BAD_QUESTIONS:
+    for path in BAD_QUERIES:
         problem(await ann.get(path.format(job=job)), 400, "invalid_input")
 
 
-async def test_what_is_not_there_is_not_found(ann):
-    nobody = "01a1e0fc-5599-7d21-8561-a4d1f7f319bf"
-    for path in (f"/jobs/{nobody}", f"/jobs/{nobody}/explain", f"/jobs/{nobody}/logs", "/nothing", "/jobs/x/y/z"):
+async def test_unknown_job_or_route_is_not_found(ann):
+    missing = "01a1e0fc-5599-7d21-8561-a4d1f7f319bf"
+    for path in (f"/jobs/{missing}", f"/jobs/{missing}/explain", f"/jobs/{missing}/logs", "/nothing", "/jobs/x/y/z"):
         problem(await ann.get(path), 404, "not_found")
-    problem(await ann.post(f"/jobs/{nobody}/cancel"), 404, "not_found")
+    problem(await ann.post(f"/jobs/{missing}/cancel"), 404, "not_found")
     problem(await ann.delete("/jobs"), 405, "method_not_allowed")
 
 
-async def test_a_job_is_cancelled_once_and_that_is_audited(farm, ann):
+async def test_job_cancel_is_idempotent_and_audited(farm, ann):
     job = await submitted(ann)
     first = (await ann.post(f"/jobs/{job}/cancel")).json()
     again = (await ann.post(f"/jobs/{job}/cancel")).json()
@@ -183,7 +183,7 @@ async def test_a_job_is_cancelled_once_and_that_is_audited(farm, ann):
     assert audited["actor"].startswith("key:k1:")
 
 
-async def test_what_failed_is_tried_again_as_a_new_job(farm, ann):
+async def test_failed_job_is_retried_as_a_new_job(farm, ann):
     await farm.worker()
     job = await submitted(ann, 5, task="fatal")
     assert (await ended(ann, job))["state"] == "FAILED"
@@ -195,15 +195,15 @@ async def test_what_failed_is_tried_again_as_a_new_job(farm, ann):
     assert "no failed frame" in problem(await ann.post(f"/jobs/{job}/retry"), 400, "invalid_input")
 
 
-async def test_a_job_that_waits_is_explained(ann):
+async def test_waiting_job_is_explained(ann):
     job = await submitted(ann)
-    told = (await ann.get(f"/jobs/{job}/explain")).json()
-    assert (told["state"], told["waiting"], told["known_by"]) == ("SCHEDULED", 1, "server")
-    assert [one["code"] for one in told["reasons"]] == ["no_workers"]
-    assert told["reasons"][0]["remedy"]
+    view = (await ann.get(f"/jobs/{job}/explain")).json()
+    assert (view["state"], view["waiting"], view["known_by"]) == ("SCHEDULED", 1, "server")
+    assert [one["code"] for one in view["reasons"]] == ["no_workers"]
+    assert view["reasons"][0]["remedy"]
 
 
-async def test_waiting_ends_with_the_job_and_not_before(farm, ann):
+async def test_long_poll_returns_when_the_job_ends(farm, ann):
     gate = hanging("here")
     await farm.worker()
     job = await submitted(ann, "here", task="hang")
@@ -216,7 +216,7 @@ async def test_waiting_ends_with_the_job_and_not_before(farm, ann):
     assert {(await one)["state"] for one in waiting} == {"SUCCEEDED"}
 
 
-async def test_logs_are_read_followed_and_end(farm, ann):
+async def test_logs_are_read_from_an_offset_and_followed_to_the_end(farm, ann):
     await farm.worker()
     layer = {"argv": ["sh", "-c", "echo one; echo two; echo three >&2"], "task": ""}
     job = await submitted(ann, layer=layer)
@@ -228,7 +228,7 @@ async def test_logs_are_read_followed_and_end(farm, ann):
     assert "".join(one["text"] for one in pieces if one["stream"] == "stderr") == "three\n"
 
 
-async def test_files_that_frames_left_are_listed_and_fetched(farm, ann):
+async def test_artifacts_are_listed_and_fetched_only_through_their_job(farm, ann):
     await farm.worker()
     job = await submitted(ann, "a.txt", "b.txt", task="leave")
     await ended(ann, job)
@@ -242,7 +242,7 @@ async def test_files_that_frames_left_are_listed_and_fetched(farm, ann):
     problem(stolen, 404, "not_found")
 
 
-async def test_results_come_in_pages(farm, ann):
+async def test_results_are_paged(farm, ann):
     await farm.worker(slots=20)
     job = await submitted(ann, 3, task="square", layer={"frames": "10-28x2"})
     await ended(ann, job)
@@ -258,7 +258,7 @@ async def test_results_come_in_pages(farm, ann):
     assert (one["frame"], one["value"]) == (14, 9)
 
 
-async def test_caps_of_a_job_that_waits_can_be_set(api, ann):
+async def test_caps_of_waiting_job_can_be_changed(api, ann):
     job = await submitted(ann)
     problem(await ann.patch(f"/jobs/{job}/caps", json={"max_cores": 3}), 403, "forbidden")
     operator = await api.client(Role.OPERATOR)

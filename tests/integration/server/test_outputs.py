@@ -1,4 +1,4 @@
-"""Outputs that are kept back, by every face: nobody reads them there who may not, and operators let them out."""
+"""Held and quarantined outputs over HTTP and the SDK: hidden from readers, released by operators."""
 
 import msgspec
 import pytest
@@ -33,36 +33,36 @@ async def api(farm):
         yield api
 
 
-def asleep(farm):
-    """Nobody looks at what is due; returns what wakes them."""
+def pause_scanner(farm):
+    """Pause the output scanner; returns the function that resumes it."""
     scanner = farm.replica.engine.scanner
     step = scanner.scan_due
 
-    async def nobody(_most=1):
+    async def scan_nothing(_most=1):
         return 0
 
-    async def awake():
+    async def resume_scanner():
         scanner.scan_due = step
         scanner.outputs.due.set()
         await farm.scanned()
 
-    scanner.scan_due = nobody
-    return awake
+    scanner.scan_due = scan_nothing
+    return resume_scanner
 
 
-async def told(client, job):
+async def result_item(client, job):
     [item] = (await client.get(f"/jobs/{job}/results")).json()["items"]
     return item
 
 
-async def test_a_held_output_is_read_nowhere_until_it_was_scanned(farm, api):
+async def test_held_output_is_hidden_everywhere_until_scanned(farm, api):
     farm.rules(DEFAULT_RULES, mode=OutputScanMode.HOLD)
-    awake = asleep(farm)
+    resume_scanner = pause_scanner(farm)
     client = await api.client(Role.ADMIN)
     echoed, left = await farm.submit("echo", "hello"), await farm.submit("leave", "a.txt")
     await farm.ended(echoed)
     await farm.ended(left)
-    item = await told(client, echoed)
+    item = await result_item(client, echoed)
     assert (item["value"], item["output"]) == (None, "held")
     assert "held until it has been scanned" in item["problem"]
     assert (await client.get(f"/jobs/{left}/artifacts")).json()["items"] == []
@@ -72,35 +72,35 @@ async def test_a_held_output_is_read_nowhere_until_it_was_scanned(farm, api):
     problem(await client.get(f"/jobs/{left}/artifacts/file?at=pg:00"), 404, "not_found")
     problem(await client.get(f"/jobs/{left}/logs"), 409, "output_held")
     problem(await client.get(f"/jobs/{left}/logs/stdout"), 409, "output_held")
-    await awake()
-    assert (await told(client, echoed))["value"] == "hello"
+    await resume_scanner()
+    assert (await result_item(client, echoed))["value"] == "hello"
     [file] = (await client.get(f"/jobs/{left}/artifacts?frame=0")).json()["items"]
     assert (await client.get(f"/jobs/{left}/artifacts/file?at={file['at']}")).content == b"a.txt of frame 0"
     assert (await client.get(f"/jobs/{left}/logs")).status_code == 200
 
 
-async def test_a_pointer_to_what_was_redacted_leads_nowhere(farm, api):
+async def test_pointer_to_redacted_content_is_not_found(farm, api):
     farm.rules(
         [OutputRule(id="r", decision=OutputEffect.REDACT, match=OutputMatch(keywords=("frame",)))],
         mode=OutputScanMode.PASS,
     )
-    awake = asleep(farm)
+    resume_scanner = pause_scanner(farm)
     client = await api.client(Role.ADMIN)
     job = await farm.submit("leave", "a.txt")
     await farm.ended(job)
     [before] = (await client.get(f"/jobs/{job}/artifacts")).json()["items"]
-    await awake()
+    await resume_scanner()
     [after] = (await client.get(f"/jobs/{job}/artifacts")).json()["items"]
     assert (await client.get(f"/jobs/{job}/artifacts/file?at={after['at']}")).content == b"a.txt of [REDACTED] 0"
     problem(await client.get(f"/jobs/{job}/artifacts/file?at={before['at']}"), 404, "not_found")
 
 
-async def test_operators_of_the_show_release_what_others_only_see_listed(farm, api):
+async def test_show_operator_releases_output_that_others_only_see_listed(farm, api):
     operator, viewer = await api.client((Role.OPERATOR, "film")), await api.client((Role.VIEWER, "film"))
-    stranger = await api.client((Role.ADMIN, "other"))
+    other_admin = await api.client((Role.ADMIN, "other"))
     job = await farm.submit("echo", {"note": SECRET})
     await farm.state(job, "OUTPUT_QUARANTINED")
-    item = await told(viewer, job)
+    item = await result_item(viewer, job)
     assert (item["value"], item["output"], item["code"]) == (None, "quarantined", "output_quarantined_async")
     [line] = (await viewer.get("/outputs")).json()["items"]
     at, why = f"/outputs/{line['id']}", {"reason": "A key of a test."}
@@ -109,22 +109,22 @@ async def test_operators_of_the_show_release_what_others_only_see_listed(farm, a
     assert seen.json()["checks"][-1]["findings"][0]["where"] == "value.note"
     for act in ("release", "redact"):
         problem(await viewer.post(f"{at}/{act}", json=why), 403, "forbidden")
-        problem(await stranger.post(f"{at}/{act}", json=why), 404, "not_found")
+        problem(await other_admin.post(f"{at}/{act}", json=why), 404, "not_found")
         problem(await operator.post(f"{at}/{act}", json={}), 400, "invalid_input")
     problem(await viewer.post(f"{at}/reveal"), 403, "forbidden")
-    problem(await stranger.get(at), 404, "not_found")
-    assert (await stranger.get("/outputs")).json()["items"] == []
+    problem(await other_admin.get(at), 404, "not_found")
+    assert (await other_admin.get("/outputs")).json()["items"] == []
     content = await operator.post(f"{at}/reveal")
     assert msgspec.msgpack.decode(content.content) == {"note": SECRET}
     assert (await operator.post(f"{at}/redact", json=why)).json()["changed"]
-    assert (await told(viewer, job))["value"] == {"note": "[REDACTED]"}
+    assert (await result_item(viewer, job))["value"] == {"note": "[REDACTED]"}
     assert (await operator.post(f"{at}/release", json=why)).json()["changed"]
-    assert (await told(viewer, job))["value"] == {"note": SECRET}
+    assert (await result_item(viewer, job))["value"] == {"note": SECRET}
     assert (await viewer.get(f"/jobs/{job}")).json()["state"] == "SUCCEEDED"
     assert (await viewer.get("/outputs?kept=quarantined")).json()["items"] == []
 
 
-async def test_who_submitted_a_job_by_their_key_does_not_release_its_output(farm, api):
+async def test_submitter_cannot_release_output_of_their_own_job(farm, api):
     ann, bob = await api.client(Role.OPERATOR), await api.client(Role.OPERATOR)
     given = a_job("echo", layer={"input": {"args": [SECRET], "kwargs": {}}})
     job = (await ann.post("/jobs", json=given)).json()["job"]
@@ -135,16 +135,16 @@ async def test_who_submitted_a_job_by_their_key_does_not_release_its_output(farm
     assert (await bob.post(at, json=why)).json()["changed"]
 
 
-async def test_the_sdk_waits_for_what_is_held_and_says_what_is_kept_back(farm, api):
+async def test_sdk_waits_for_held_output_and_raises_for_quarantined_output(farm, api):
     farm.rules(DEFAULT_RULES, mode=OutputScanMode.HOLD)
-    awake = asleep(farm)
+    resume_scanner = pause_scanner(farm)
     key = await api.key(Role.ADMIN)
     async with Rota(farm.replica.listen_url, key=key) as app:
         held = app.job(await farm.submit("echo", "hello"))
         kept = app.job(await farm.submit("echo", SECRET))
         with pytest.raises(OutputHeld, match="held until"):
             await held.result(timeout=0.5)
-        await awake()
+        await resume_scanner()
         assert await held.result(timeout=10) == "hello"
         with pytest.raises(JobQuarantined, match="A secret was found"):
             await kept.result(timeout=10)
@@ -154,7 +154,7 @@ async def test_the_sdk_waits_for_what_is_held_and_says_what_is_kept_back(farm, a
         assert await kept.result(timeout=10) == SECRET
 
 
-async def test_dead_letters_are_listed_without_what_frames_were_called_with(farm, api):
+async def test_dead_letter_list_omits_frame_arguments(farm, api):
     client = await api.client(Role.ADMIN)
     layer = {"task": "say", "items": [{"args": ["no"], "kwargs": {}}]}
     job = (await client.post("/jobs", json={"show": "film", "layers": [layer]})).json()["job"]

@@ -1,4 +1,4 @@
-"""Who may call what: every route, by every role, in every show, in its own and in another's."""
+"""Authorization of every route: each role, in its own show, in another show and in all shows."""
 
 import asyncio
 import time
@@ -25,8 +25,8 @@ from tests.support.replica_and_worker import Farm, hanging
 DAY_MS = 86_400_000
 TOMORROW_MS = int(time.time() * 1000) + DAY_MS
 WORKFLOW = "flow"
-OWN, FOREIGN, NOBODY = "film", "zebra", "quark"
-EVERYBODYS = {
+OWN, FOREIGN, MISSING = "film", "zebra", "quark"
+SHARED = {
     **dict.fromkeys(("folder", "dept", "topic"), "default"),
     **dict.fromkeys(("layer", "task"), "noop"),
     "pool": "local",
@@ -37,8 +37,8 @@ EVERYBODYS = {
 TABLES = sql("""
 SELECT c.relname AS name FROM pg_class c
 WHERE c.relnamespace = 'rota'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER BY 1""")
-# What servers write without being asked for anything.
-LIVES_ALONE = {
+# Tables that servers write in the background.
+BACKGROUND_TABLES = {
     *("lease", "outbox", "queue_ring_rotations"),
     *("queue_terminal_count_deltas", "queue_terminal_live_counts", "queue_terminal_rollups"),
 }
@@ -58,8 +58,8 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
         yield api
 
 
-async def things_of(api, show):
-    """Words for the paths and bodies of calls that are about `show`."""
+async def names_of(api, show):
+    """Names for the paths and bodies of calls about `show`."""
     job = str(await api.farm.submit("noop", show=show))
     key = await api.keys.create(f"of-{show}", [GrantSpec(Role.VIEWER, show)], actor="test")
     await ask_for_approval(api, show, job)
@@ -79,33 +79,33 @@ async def things_of(api, show):
         "key": key.key.id,
         "output": output,
         "queue": next(one["queue"] for one in queues if one["show"] == show),
-        **EVERYBODYS,
+        **SHARED,
     }
 
 
 async def a_run(api, show):
-    """One that waits until tomorrow."""
-    desk = api.farm.replica.workflows
+    """A run that waits until tomorrow."""
+    commands = api.farm.replica.workflows
     step = StepSpec(id="wait", type="delay", delay_sec=DAY_MS / 1000)
-    await desk.declare(WorkflowSpec(name=WORKFLOW, show=show, steps=(step,)), "test")
-    return str((await desk.start(show, WORKFLOW, actor="test")).run)
+    await commands.declare(WorkflowSpec(name=WORKFLOW, show=show, steps=(step,)), "test")
+    return str((await commands.start(show, WORKFLOW, actor="test")).run)
 
 
 async def ask_for_approval(api, show, job):
     database = api.farm.database
-    of = await database.value(sql("SELECT pk_show FROM rota.show WHERE str_name = $1"), show)
+    show_id = await database.value(sql("SELECT pk_show FROM rota.show WHERE str_name = $1"), show)
     async with database.transaction() as tx:
-        asked = ApprovalRequest(kind="job", subject=job, show=of, hash=b"h" * 32)
-        await api.farm.replica.engine.approver.approvals.request(tx, [asked])
+        request = ApprovalRequest(kind="job", subject=job, show=show_id, hash=b"h" * 32)
+        await api.farm.replica.engine.approver.approvals.request(tx, [request])
 
 
-def things_of_nobody(foreign):
-    """As `foreign`, but for each of its names one that nothing has."""
+def names_of_missing(foreign):
+    """As `foreign`, with each name replaced by one that does not exist."""
     job, key, output = str(uuid4()), "0" * len(foreign["key"]), "1" * len(foreign["output"])
-    queue = foreign["queue"].replace(FOREIGN, NOBODY)
+    queue = foreign["queue"].replace(FOREIGN, MISSING)
     return (
         foreign
-        | {"show": NOBODY, "name": NOBODY, "q": f"show:{NOBODY}", "job": job, "approval": job}
+        | {"show": MISSING, "name": MISSING, "q": f"show:{MISSING}", "job": job, "approval": job}
         | {"run": str(uuid4())}
         | {"key": key, "queue": queue, "output": output}
     )
@@ -113,11 +113,13 @@ def things_of_nobody(foreign):
 
 async def digest(database):
     names = [row["name"] for row in await database.rows(TABLES)]
-    return {name: await database.value(sql(DIGEST.format(name=name))) for name in names if name not in LIVES_ALONE}
+    return {
+        name: await database.value(sql(DIGEST.format(name=name))) for name in names if name not in BACKGROUND_TABLES
+    }
 
 
 def without(text, words):
-    """An answer without the names that were asked for."""
+    """A response without the names in its request."""
     for name in sorted({"show", "name", "job", "run", "key", "queue", "output"}, key=lambda each: -len(words[each])):
         text = text.replace(words[name], "*")
     return text
@@ -135,12 +137,12 @@ def refused(answer):
 
 class Matrix:
     def __init__(self, routes, own, foreign):
-        self.routes, self.own, self.foreign, self.nobody = routes, own, foreign, things_of_nobody(foreign)
+        self.routes, self.own, self.foreign, self.missing = routes, own, foreign, names_of_missing(foreign)
         self.caller = Caller()
         self.allowed = []
-        """What is left to be called, since it may change something."""
+        """Permitted calls that may change something; `allow` makes them last."""
 
-    async def strangers(self, *clients):
+    async def unauthenticated(self, *clients):
         for route in self.routes:
             for client in clients:
                 answer = await self.caller.call(route, self.own).by(client)
@@ -150,11 +152,11 @@ class Matrix:
         async with asyncio.TaskGroup() as tasks:
             for route in self.routes:
                 may = route.role <= role
-                tasks.create_task(self._at_home(route, may, everywhere))
-                tasks.create_task(self._at_home(route, may and route.where != "everywhere", in_own))
-                tasks.create_task(self._abroad(route, in_own))
+                tasks.create_task(self._in_own_show(route, may, everywhere))
+                tasks.create_task(self._in_own_show(route, may and route.where != "everywhere", in_own))
+                tasks.create_task(self._in_foreign_show(route, in_own))
 
-    async def _at_home(self, route, may, client):
+    async def _in_own_show(self, route, may, client):
         call = self.caller.call(route, self.own)
         if may and route.method != "GET":
             self.allowed.append((call, client))
@@ -163,28 +165,30 @@ class Matrix:
         assert (answer.status_code == 403) is not may, (route, answer.text)
         assert answer.status_code in (200, 400, 403, 404), (route, answer.text)
         bare = self.caller.call(route, self.own, bare=True)
-        asked = [answer, await bare.by(client)] if bare != call else [answer]
-        assert client.sees_all or not any(self._tells_of_others(one) for one in asked), route
+        answers = [answer, await bare.by(client)] if bare != call else [answer]
+        assert client.sees_all or not any(self._reveals_others(one) for one in answers), route
 
-    async def _abroad(self, route, client):
-        home, there, nowhere = (self.caller.call(route, words) for words in (self.own, self.foreign, self.nobody))
-        if there == home:
+    async def _in_foreign_show(self, route, client):
+        own_call, foreign_call, missing_call = (
+            self.caller.call(route, words) for words in (self.own, self.foreign, self.missing)
+        )
+        if foreign_call == own_call:
             return
-        answer, other = await there.by(client), await nowhere.by(client)
+        answer, other = await foreign_call.by(client), await missing_call.by(client)
         assert refused(answer), (route, answer.text)
         assert answer.status_code == other.status_code, (route, answer.text, other.text)
-        assert without(answer.text, self.foreign) == without(other.text, self.nobody), route
+        assert without(answer.text, self.foreign) == without(other.text, self.missing), route
 
-    def _tells_of_others(self, answer):
+    def _reveals_others(self, answer):
         return any(self.foreign[name] in answer.text for name in ("show", "job", "run", "key", "queue"))
 
     async def allow(self):
-        """Those that take something away come last, what lies within something else before it; then what was there
-        may be gone, but nobody is sent away."""
+        """Make the permitted calls: deletions last, nested resources before their parents. A target may be gone by
+        then, but no call is forbidden."""
         order = [(call.method == "DELETE", -call.path.count("/"), client.sees_all) for call, client in self.allowed]
         for _, (call, client) in sorted(zip(order, self.allowed, strict=True), key=lambda each: each[0]):
             answer = await call.by(client)
-            # Who may agree is said by the approval, not by the role.
+            # The approval, not the role, decides who may vote.
             agreeing = (403,) if "/approvals/" in call.path else ()
             assert answer.status_code in (200, 201, 400, 404, 409, *agreeing), (call, answer.text)
 
@@ -198,19 +202,19 @@ async def clients_of(api, role):
 @pytest.fixture
 async def matrix(api):
     routes = route_table(litestar_app())
-    return Matrix(routes, await things_of(api, OWN), await things_of(api, FOREIGN))
+    return Matrix(routes, await names_of(api, OWN), await names_of(api, FOREIGN))
 
 
-async def test_strangers_are_told_nothing_by_any_route_and_change_nothing(api, matrix):
+async def test_unauthenticated_requests_to_any_route_reveal_and_change_nothing(api, matrix):
     revoked = await api.keys.create("gone", [GrantSpec(Role.ADMIN)], actor="test")
     await api.keys.revoke(revoked.key.id, actor="test")
     before = await digest(api.farm.database)
-    await matrix.strangers(await api.stranger(), await api.stranger(**{"X-API-Key": revoked.plain.text}))
+    await matrix.unauthenticated(await api.stranger(), await api.stranger(**{"X-API-Key": revoked.plain.text}))
     assert await digest(api.farm.database) == before
 
 
 @pytest.mark.slow("every route is called by every role")
-async def test_every_route_takes_the_roles_it_names_and_nothing_leaks_or_changes_elsewhere(api, matrix):
+async def test_every_route_enforces_its_role_and_leaks_nothing_across_shows(api, matrix):
     clients = {role: await clients_of(api, role) for role in Role}
     before = await digest(api.farm.database)
     for role, (everywhere, in_own) in clients.items():
@@ -221,20 +225,20 @@ async def test_every_route_takes_the_roles_it_names_and_nothing_leaks_or_changes
     assert await digest(api.farm.database) != before
 
 
-async def test_nobody_waits_for_a_job_that_they_may_not_look_at(api):
-    other, nobody = await api.farm.submit("noop", show=FOREIGN), uuid4()
+async def test_job_cannot_depend_on_a_job_of_an_invisible_show(api):
+    other, missing = await api.farm.submit("noop", show=FOREIGN), uuid4()
     own = await api.client((Role.SUBMITTER, OWN))
     for path in ("/jobs", "/jobs/bulk"):
         answers = [
             problem(await own.post(path, json=a_job(after=[str(job)])), 404, "not_found").replace(str(job), "*")
-            for job in (other, nobody)
+            for job in (other, missing)
         ]
         assert answers[0] == answers[1]
     everywhere = await api.client(Role.SUBMITTER)
     assert (await everywhere.post("/jobs", json=a_job(after=[str(other)]))).status_code == 201
 
 
-async def test_shows_that_use_a_pool_are_named_only_to_those_who_may_look_into_them(api):
+async def test_explain_names_other_shows_only_to_keys_that_see_them(api):
     gate = hanging("there")
     await api.farm.worker(slots=1)
     await api.farm.submit("hang", "there", show=FOREIGN)
@@ -242,8 +246,8 @@ async def test_shows_that_use_a_pool_are_named_only_to_those_who_may_look_into_t
     job = await api.farm.submit("noop", show=OWN)
 
     async def holders(client):
-        told = (await client.get(f"/jobs/{job}/explain")).json()
-        return [(one["name"], one["cores"]) for cause in told["reasons"] for one in cause["holders"]]
+        explanation = (await client.get(f"/jobs/{job}/explain")).json()
+        return [(one["name"], one["cores"]) for cause in explanation["reasons"] for one in cause["holders"]]
 
     assert await holders(await api.client(Role.VIEWER)) == [(FOREIGN, 1.0)]
     own = await api.client((Role.VIEWER, OWN))

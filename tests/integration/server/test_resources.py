@@ -1,4 +1,4 @@
-"""Shows, pools, queues, dead letters, the ledger, keys and settings by HTTP; every change under the name of its key."""
+"""Shows, pools, queues, dead letters, the ledger, keys and settings over HTTP; each change is audited to its key."""
 
 from uuid import UUID
 
@@ -30,44 +30,44 @@ async def admin(api):
     return await api.client(Role.ADMIN)
 
 
-async def did(answer, status=200):
+async def checked(answer, status=200):
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
 async def changes(api, name="k1"):
-    """What the key has done, by the audit trail."""
+    """Actions of the key in the audit log."""
     return [row["action"] for row in await api.farm.database.rows(CHANGES, name)]
 
 
-async def test_a_show_is_made_filled_changed_and_taken_away(api, admin):
-    made = await did(await admin.post("/shows", json={"name": "short"}), 201)
+async def test_show_is_created_configured_changed_and_deleted(api, admin):
+    made = await checked(await admin.post("/shows", json={"name": "short"}), 201)
     assert (made["name"], made["managed"], made["max_jobs"]) == ("short", False, -1)
     problem(await admin.post("/shows", json={"name": "short"}), 400, "invalid_input")
     problem(await admin.patch("/shows/short", json={"managed": True, "max_jobs": 1}), 400, "invalid_input")
-    assert (await did(await admin.patch("/shows/short", json={"max_jobs": 3})))["max_jobs"] == 3
-    assert (await did(await admin.patch("/shows/short", json={"managed": True})))["managed"]
-    assert (await did(await admin.patch("/shows/short", json={"name": "long"})))["name"] == "long"
+    assert (await checked(await admin.patch("/shows/short", json={"max_jobs": 3})))["max_jobs"] == 3
+    assert (await checked(await admin.patch("/shows/short", json={"managed": True})))["managed"]
+    assert (await checked(await admin.patch("/shows/short", json={"name": "long"})))["name"] == "long"
     share = {"pool": "local", "size": 2.5, "burst": 10}
-    assert (await did(await admin.post("/shows/long/subscriptions", json=share), 201))["size"] == 2.5
-    changed = await did(await admin.patch("/shows/long/subscriptions/local", json={"gpu_burst": 4}))
+    assert (await checked(await admin.post("/shows/long/subscriptions", json=share), 201))["size"] == 2.5
+    changed = await checked(await admin.patch("/shows/long/subscriptions/local", json={"gpu_burst": 4}))
     assert (changed["burst"], changed["gpu_burst"]) == (10, 4)
-    folder = await did(await admin.post("/shows/long/folders", json={"name": "shots", "max_cores": 8}), 201)
+    folder = await checked(await admin.post("/shows/long/folders", json={"name": "shots", "max_cores": 8}), 201)
     assert folder["max_cores"] == 8
-    await did(await admin.patch("/shows/long/folders/shots", json={"min_cores": 1.25}))
-    await did(await admin.post("/shows/long/folders/shots/rename", json={"name": "takes"}))
-    await did(await admin.post("/departments", json={"name": "fx"}), 201)
-    await did(await admin.post("/shows/long/departments", json={"name": "fx", "max_gpus": 2}), 201)
-    await did(await admin.patch("/shows/long/departments/fx", json={"max_gpus": 3}))
-    told = await did(await admin.get("/shows/long"))
-    assert told["show"]["name"] == "long"
-    assert [one["pool"] for one in told["subscriptions"]] == ["local"]
-    assert {one["name"]: one["min_cores"] for one in told["folders"]}["takes"] == 1.25
-    assert {one["name"]: one["max_gpus"] for one in told["departments"]}["fx"] == 3
+    await checked(await admin.patch("/shows/long/folders/shots", json={"min_cores": 1.25}))
+    await checked(await admin.post("/shows/long/folders/shots/rename", json={"name": "takes"}))
+    await checked(await admin.post("/departments", json={"name": "fx"}), 201)
+    await checked(await admin.post("/shows/long/departments", json={"name": "fx", "max_gpus": 2}), 201)
+    await checked(await admin.patch("/shows/long/departments/fx", json={"max_gpus": 3}))
+    view = await checked(await admin.get("/shows/long"))
+    assert view["show"]["name"] == "long"
+    assert [one["pool"] for one in view["subscriptions"]] == ["local"]
+    assert {one["name"]: one["min_cores"] for one in view["folders"]}["takes"] == 1.25
+    assert {one["name"]: one["max_gpus"] for one in view["departments"]}["fx"] == 3
     for path in ("/folders/takes", "/departments/fx", "/subscriptions/local", ""):
-        await did(await admin.delete(f"/shows/long{path}"))
-    await did(await admin.post("/departments/fx/rename", json={"name": "cfx"}))
-    await did(await admin.delete("/departments/cfx"))
+        await checked(await admin.delete(f"/shows/long{path}"))
+    await checked(await admin.post("/departments/fx/rename", json={"name": "cfx"}))
+    await checked(await admin.delete("/departments/cfx"))
     problem(await admin.get("/shows/long"), 404, "not_found")
     assert await changes(api) == [
         *("show.create", "show.change", "show.set_managed", "show.rename"),
@@ -79,92 +79,92 @@ async def test_a_show_is_made_filled_changed_and_taken_away(api, admin):
     ]
 
 
-async def test_pools_and_topics_are_made_changed_and_taken_away(api, admin):
-    assert (await did(await admin.post("/pools", json={"name": "gpu"}), 201))["status"] == "active"
-    told = await did(await admin.patch("/pools/gpu", json={"provides": ["cuda"], "description": "upstairs"}))
-    assert (told["provides"], told["description"]) == (["cuda"], "upstairs")
-    assert (await did(await admin.post("/pools/gpu/drain", json={"timeout_s": 60})))["status"] == "draining"
-    assert (await did(await admin.post("/pools/gpu/activate")))["status"] == "active"
-    assert (await did(await admin.post("/pools/gpu/rename", json={"name": "big"})))["name"] == "big"
-    await did(await admin.put("/topics/render.*", json={"pools": ["big", "local"]}))
+async def test_pools_and_topics_are_created_changed_and_deleted(api, admin):
+    assert (await checked(await admin.post("/pools", json={"name": "gpu"}), 201))["status"] == "active"
+    view = await checked(await admin.patch("/pools/gpu", json={"provides": ["cuda"], "description": "upstairs"}))
+    assert (view["provides"], view["description"]) == (["cuda"], "upstairs")
+    assert (await checked(await admin.post("/pools/gpu/drain", json={"timeout_s": 60})))["status"] == "draining"
+    assert (await checked(await admin.post("/pools/gpu/activate")))["status"] == "active"
+    assert (await checked(await admin.post("/pools/gpu/rename", json={"name": "big"})))["name"] == "big"
+    await checked(await admin.put("/topics/render.*", json={"pools": ["big", "local"]}))
     problem(await admin.put("/topics/render.*", json={"pools": ["none"]}), 400, "invalid_input")
-    assert (await did(await admin.get("/topics")))["items"] == [{"topic": "render.*", "pools": ["big", "local"]}]
-    assert (await did(await admin.delete("/topics/render.*")))["changed"]
+    assert (await checked(await admin.get("/topics")))["items"] == [{"topic": "render.*", "pools": ["big", "local"]}]
+    assert (await checked(await admin.delete("/topics/render.*")))["changed"]
     problem(await admin.delete("/topics/render.*"), 404, "not_found")
-    await did(await admin.delete("/pools/big"))
-    assert [one["name"] for one in (await did(await admin.get("/pools")))["items"]] == ["local"]
+    await checked(await admin.delete("/pools/big"))
+    assert [one["name"] for one in (await checked(await admin.get("/pools")))["items"]] == ["local"]
     assert await changes(api) == [
         *("pool.create", "pool.configure", "pool.configure", "pool.configure", "pool.rename"),
         *("topic.map", "topic.unmap", "pool.delete"),
     ]
 
 
-async def test_queues_stand_still_and_go_on_and_workers_are_listed(api, admin):
-    await did(await admin.post("/jobs", json=a_job()), 201)
-    [queue] = (await did(await admin.get("/queues")))["items"]
+async def test_queues_are_paused_and_resumed_and_workers_are_listed(api, admin):
+    await checked(await admin.post("/jobs", json=a_job()), 201)
+    [queue] = (await checked(await admin.get("/queues")))["items"]
     assert (queue["show"], queue["waiting"], queue["paused"]) == ("film", 1, False)
     named = {"queue": queue["queue"]}
     for path, changed in (("pause", True), ("pause", False), ("resume", True), ("resume", False)):
-        assert (await did(await admin.post(f"/queues/{path}", params=named)))["changed"] is changed
+        assert (await checked(await admin.post(f"/queues/{path}", params=named)))["changed"] is changed
     assert await changes(api) == ["queue.pause", "queue.resume"]
     await api.farm.worker("ann", slots=2)
-    [worker] = (await did(await admin.get("/workers")))["items"]
+    [worker] = (await checked(await admin.get("/workers")))["items"]
     assert (worker["name"], worker["pool"], worker["slots"], worker["state"]) == ("ann", "local", 2, "up")
 
 
-async def test_dead_letters_are_found_tried_again_and_forgotten(api, admin):
+async def test_dead_letters_are_listed_retried_and_purged(api, admin):
     nowhere = a_job(topic="nowhere", requires=["quantum"])
-    job = (await did(await admin.post("/jobs", json=nowhere), 201))["job"]
-    assert (await did(await admin.get(f"/jobs/{job}", params={"wait": 15})))["state"] == "FAILED"
-    [letter] = (await did(await admin.get("/dlq", params={"job": job})))["items"]
+    job = (await checked(await admin.post("/jobs", json=nowhere), 201))["job"]
+    assert (await checked(await admin.get(f"/jobs/{job}", params={"wait": 15})))["state"] == "FAILED"
+    [letter] = (await checked(await admin.get("/dlq", params={"job": job})))["items"]
     assert (letter["kind"], letter["job"]) == ("frame", job)
     for path in ("retry", "purge"):
         problem(await admin.post(f"/dlq/{path}", json={}), 400, "invalid_input")
-    again = await did(await admin.post("/dlq/retry", json={"ids": [letter["id"]]}))
+    again = await checked(await admin.post("/dlq/retry", json={"ids": [letter["id"]]}))
     assert (again["gone"], again["jobs"][0]["old"]) == ([letter["id"]], job)
     lost = [DeadLetter(kind="message", reason="lost", cause=str(n), job=UUID(job)) for n in range(5)]
     await api.farm.replica.queue.dead_letters.add(lost)
-    first = await did(await admin.get("/dlq", params={"kind": "message", "limit": 3}))
-    rest = await did(await admin.get("/dlq", params={"kind": "message", "limit": 3, "after": first["next"]}))
+    first = await checked(await admin.get("/dlq", params={"kind": "message", "limit": 3}))
+    rest = await checked(await admin.get("/dlq", params={"kind": "message", "limit": 3, "after": first["next"]}))
     assert [one["cause"] for one in first["items"] + rest["items"]] == list("01234")
-    assert len((await did(await admin.post("/dlq/purge", json={"reason": "lost"})))["gone"]) == 5
+    assert len((await checked(await admin.post("/dlq/purge", json={"reason": "lost"})))["gone"]) == 5
     assert await changes(api) == ["dlq.retry", "dlq.purge"]
 
 
-async def test_the_ledger_is_compared_and_repaired(api, admin, redis):
-    assert (await did(await admin.get("/shows/film/ledger")))["ok"]
+async def test_ledger_is_audited_and_repaired(api, admin, redis):
+    assert (await checked(await admin.get("/shows/film/ledger")))["ok"]
     for key in await redis.keys("*acct:sub*"):
         await redis.hincrby(key, "int_cores", 700)
-    assert not (await did(await admin.get("/shows/film/ledger")))["ok"]
-    assert (await did(await admin.post("/shows/film/ledger/repair")))["ok"]
+    assert not (await checked(await admin.get("/shows/film/ledger")))["ok"]
+    assert (await checked(await admin.post("/shows/film/ledger/repair")))["ok"]
     assert await changes(api) == ["ledger.repair"]
 
 
-async def test_keys_are_shown_once_and_nobody_hands_out_more_than_they_have(api, admin):
+async def test_key_is_shown_once_and_cannot_grant_more_than_it_has(api, admin):
     await api.farm.show("other")
     grants = [{"role": "admin", "show": "film"}]
-    made = await did(await admin.post("/keys", json={"name": "ann", "grants": grants, "expires_s": 60}), 201)
+    made = await checked(await admin.post("/keys", json={"name": "ann", "grants": grants, "expires_s": 60}), 201)
     ann = await api.stranger(Authorization=f"Bearer {made['text']}")
-    assert await did(await ann.get("/me")) == {"key": made["key"]["id"], "name": "ann", "grants": grants}
+    assert await checked(await ann.get("/me")) == {"key": made["key"]["id"], "name": "ann", "grants": grants}
     listed = await admin.get("/keys")
     assert made["text"] not in listed.text
     assert {one["name"] for one in listed.json()["items"]} == {"k1", "ann"}
     for more in ({"role": "viewer"}, {"role": "viewer", "show": "other"}, {"role": "admin"}):
         problem(await ann.post("/keys", json={"name": "bob", "grants": [*grants, more]}), 403, "forbidden")
-    bob = await did(await ann.post("/keys", json={"name": "bob", "grants": grants}), 201)
-    assert {one["name"] for one in (await did(await ann.get("/keys")))["items"]} == {"ann", "bob"}
-    problem(await ann.delete(f"/keys/{(await did(await admin.get('/me')))['key']}"), 404, "not_found")
-    assert (await did(await ann.delete(f"/keys/{bob['key']['id']}")))["state"] == "revoked"
+    bob = await checked(await ann.post("/keys", json={"name": "bob", "grants": grants}), 201)
+    assert {one["name"] for one in (await checked(await ann.get("/keys")))["items"]} == {"ann", "bob"}
+    problem(await ann.delete(f"/keys/{(await checked(await admin.get('/me')))['key']}"), 404, "not_found")
+    assert (await checked(await ann.delete(f"/keys/{bob['key']['id']}")))["state"] == "revoked"
     problem(await ann.delete("/keys/%00"), 404, "not_found")
     assert await changes(api, "ann") == ["key.create", "key.revoke"]
-    entries = (await did(await admin.get("/audit", params={"action": "key.create", "limit": 2})))["items"]
+    entries = (await checked(await admin.get("/audit", params={"action": "key.create", "limit": 2})))["items"]
     assert [one["actor"].split(":")[1] for one in entries] == ["ann", "k1"]
     assert made["text"] not in (await admin.get("/audit", params={"limit": 1000})).text
 
 
-async def test_the_settings_are_told_without_their_secrets(api, admin):
+async def test_settings_are_listed_without_secrets(api, admin):
     answer = await admin.get("/config")
-    values = {one["path"]: one["value"] for one in (await did(answer))["items"]}
+    values = {one["path"]: one["value"] for one in (await checked(answer))["items"]}
     assert values["listen.host"] == "127.0.0.1"
     assert values["grpc.shared_secret"]
     assert "c4nary" not in answer.text

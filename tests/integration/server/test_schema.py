@@ -1,4 +1,4 @@
-"""Whatever fits the description of the API, and whatever does not, gets an answer that fits it."""
+"""Valid and invalid requests alike get responses that match the API schema."""
 
 import asyncio
 import os
@@ -15,17 +15,17 @@ from tests.support.harness.effort import effort
 from tests.support.replica_and_worker import Farm
 
 EXAMPLES = effort("1", "25")
-"""Of each route."""
+"""Per route."""
 PHASES = "fuzzing,stateful"
-# A thing is asked for by its name here, and schemathesis would try its id, unless told to go by links alone.
+# Resources are addressed by name here; by default schemathesis infers links by id.
 CONFIG = """
 [phases.stateful]
 max-steps = 4
 [phases.stateful.inference]
 algorithms = []
 """
-LEFT_OUT = ("positive_data_acceptance",)
-"""A name that nothing has fits its schema, too."""
+EXCLUDED_CHECKS = ("positive_data_acceptance",)
+"""A name that does not exist matches its schema, too."""
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
         yield api
 
 
-async def probed(folder, api, *options):
-    """Fails with what schemathesis has to say, unless it is content."""
+async def run_schemathesis(folder, api, *options):
+    """Run schemathesis; fails with its report when it finds a defect."""
     (folder / "openapi.json").write_bytes(openapi.encoded_document(CONTROLLERS))
     (folder / "schemathesis.toml").write_text(CONFIG)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(folder / "schemathesis.toml")),
         *("run", str(folder / "openapi.json"), "--url", api.farm.replica.listen_url, "--phases", PHASES),
-        *("--max-examples", EXAMPLES, "--checks", "all", "--exclude-checks", ",".join(LEFT_OUT)),
+        *("--max-examples", EXAMPLES, "--checks", "all", "--exclude-checks", ",".join(EXCLUDED_CHECKS)),
         *("--generation-database", "none", "--continue-on-failure", "--no-color", "--warnings", "off", *options),
         cwd=folder,
         env=os.environ
@@ -54,22 +54,22 @@ async def probed(folder, api, *options):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    told, _ = await process.communicate()
-    assert process.returncode == 0, told.decode()
+    report, _ = await process.communicate()
+    assert process.returncode == 0, report.decode()
 
 
 @pytest.mark.slow("requests of every shape to every route")
 @pytest.mark.timeout(600)
-async def test_whatever_an_administrator_sends_is_answered_as_described(api, tmp_path):
+async def test_any_admin_request_gets_a_documented_response(api, tmp_path):
     key = await api.key(Role.ADMIN)
-    # It would revoke the very key that it comes with.
-    await probed(tmp_path, api, "-H", f"Authorization: Bearer {key}", "--exclude-operation-id", "revoke_key")
+    # revoke_key would revoke the key in use.
+    await run_schemathesis(tmp_path, api, "-H", f"Authorization: Bearer {key}", "--exclude-operation-id", "revoke_key")
 
 
 @pytest.mark.slow("requests of every shape to every route")
 @pytest.mark.timeout(600)
-async def test_whatever_a_viewer_or_a_stranger_sends_is_answered_as_described(api, tmp_path):
+async def test_any_viewer_or_anonymous_request_gets_a_documented_response(api, tmp_path):
     key = await api.key(Role.VIEWER)
     few = ("--phases", "fuzzing", "--max-examples", "1")
-    await probed(tmp_path, api, "-H", f"Authorization: Bearer {key}", *few)
-    await probed(tmp_path, api, "--exclude-checks", "ignored_auth", *few)
+    await run_schemathesis(tmp_path, api, "-H", f"Authorization: Bearer {key}", *few)
+    await run_schemathesis(tmp_path, api, "--exclude-checks", "ignored_auth", *few)

@@ -1,4 +1,4 @@
-"""Workflows by HTTP: declared, started, looked at and changed by keys of every kind."""
+"""Workflows over HTTP: declared, started, read and changed by keys of every role."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ async def ended(client, run):
     return await until(over, what=f"the end of run {run}")
 
 
-async def test_a_run_is_started_looked_at_run_again_and_undone(api):
+async def test_run_is_started_read_rerun_and_rolled_back(api):
     client = await api.client(Role.OPERATOR)
     declared = await client.post("/workflows", json=FLOW)
     assert (declared.status_code, declared.json()) == (201, {"workflow": "flow", "version": 1, "changed": True})
@@ -53,8 +53,8 @@ async def test_a_run_is_started_looked_at_run_again_and_undone(api):
     run = await ended(client, started["run"])
     assert (run["state"], run["input"], run["steps"][0]["output"]) == ("FAILED", {"n": 5}, 25)
     assert [each["state"] for each in run["steps"]] == ["SUCCEEDED", "FAILED"]
-    told = (await client.get(f"/runs/{run['id']}/timeline")).json()["items"]
-    assert [each["happened"]["what"] for each in told][-1] == "failed"
+    body = (await client.get(f"/runs/{run['id']}/timeline")).json()["items"]
+    assert [each["happened"]["what"] for each in body][-1] == "failed"
     saga = (await client.get(f"/runs/{run['id']}/saga")).json()
     assert (saga["state"], [entry["step"] for entry in saga["entries"]]) == ("open", ["a"])
 
@@ -72,7 +72,7 @@ async def test_a_run_is_started_looked_at_run_again_and_undone(api):
     assert [each["id"] for each in rest["items"]] == [run["id"]]
 
 
-async def test_a_run_is_paused_resumed_and_cancelled(api):
+async def test_run_is_paused_resumed_and_cancelled(api):
     hanging("x")
     client = await api.client(Role.SUBMITTER)
     flow = {"name": "slow", "show": "film", "steps": [{"id": "a", "task": "hang", "args": ["x"]}]}
@@ -95,9 +95,9 @@ SHIP = {
 }
 
 
-async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
+async def test_step_approved_by_another_operator_lets_the_run_continue(api):
     sam, ann = await api.client(Role.SUBMITTER), await api.client(Role.OPERATOR)
-    stranger = await api.client((Role.OPERATOR, "other"))
+    other_show_client = await api.client((Role.OPERATOR, "other"))
     await sam.post("/workflows", json=SHIP)
     run = (await sam.post("/workflows/film/ship/runs", json={"input": {"cut": 7}})).json()["run"]
     assert (await sam.get(f"/runs/{run}")).json()["state"] == "WAITING"
@@ -105,15 +105,15 @@ async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
     assert (listed["subject"], listed["title"], listed["principal"]) == (f"{run}:ok", "Ship 7?", "k1")
     shown = (await ann.get(f"/approvals/{run}:ok")).json()
     assert (shown["job"], shown["approval"]) == (None, listed)
-    told = {"run": run, "workflow": "ship", "version": 1, "step": "ok", "started_by": "k1"}
-    assert shown["step"] == {**told, "text": "Ship 7?", "input": {"cut": 7}, "run_input": {"cut": 7}}
+    body = {"run": run, "workflow": "ship", "version": 1, "step": "ok", "started_by": "k1"}
+    assert shown["step"] == {**body, "text": "Ship 7?", "input": {"cut": 7}, "run_input": {"cut": 7}}
 
     explained = (await sam.get(f"/runs/{run}/explain")).json()
     assert [cause["code"] for cause in explained["reasons"]] == ["approval_required"]
     assert "1 of the operators of film must approve it; approvals so far: 0." in explained["sentence"]
 
     problem(await sam.post(f"/approvals/{run}:ok/approve", json={}), 403, "self_approval_denied")
-    problem(await stranger.post(f"/approvals/{run}:ok/approve", json={}), 404, "not_found")
+    problem(await other_show_client.post(f"/approvals/{run}:ok/approve", json={}), 404, "not_found")
     async with Rota(api.farm.replica.listen_url, key=await api.key(Role.OPERATOR)) as app:
         assert (await app.approvals.step(listed["id"])).text == "Ship 7?"
         assert (await app.approvals.approve(f"{run}:ok", "fine")).approval.state == "granted"
@@ -121,53 +121,53 @@ async def test_a_step_is_approved_by_somebody_else_and_the_run_goes_on(api):
     assert (found["state"], found["steps"][0]["output"]["votes"][0]["comment"]) == ("SUCCEEDED", "fine")
 
 
-async def test_one_question_waits_for_the_end_of_a_run(api):
+async def test_long_poll_returns_when_the_run_ends(api):
     gate = hanging("x")
     client = await api.client(Role.SUBMITTER)
     flow = {"name": "slow", "show": "film", "steps": [{"id": "a", "task": "hang", "args": ["x"]}]}
     await client.post("/workflows", json=flow)
     run = (await client.post("/workflows/film/slow/runs", json={})).json()["run"]
     assert (await client.get(f"/runs/{run}", params={"wait": 0.1})).json()["state"] == "RUNNING"
-    asking = asyncio.create_task(client.get(f"/runs/{run}", params={"wait": 30}))
+    polling = asyncio.create_task(client.get(f"/runs/{run}", params={"wait": 30}))
     await api.farm.running("x")
     gate.set()
-    assert (await asking).json()["state"] == "SUCCEEDED"
+    assert (await polling).json()["state"] == "SUCCEEDED"
 
 
-async def test_a_dry_run_starts_nothing(api):
+async def test_dry_run_starts_nothing(api):
     client = await api.client((Role.SUBMITTER, "film"))
     await client.post("/workflows", json=FLOW)
-    viewer, stranger = await api.client((Role.VIEWER, "film")), await api.client((Role.VIEWER, "other"))
-    told = (await viewer.post("/workflows/film/flow/dry-run", json={"input": {"n": 7}})).json()
+    viewer, other_show_client = await api.client((Role.VIEWER, "film")), await api.client((Role.VIEWER, "other"))
+    body = (await viewer.post("/workflows/film/flow/dry-run", json={"input": {"n": 7}})).json()
     steps = [{"id": "a", "type": "job", "after": []}, {"id": "b", "type": "job", "after": ["a"]}]
-    assert told == {"workflow": "flow", "input": {"n": 7}, "steps": steps}
+    assert body == {"workflow": "flow", "input": {"n": 7}, "steps": steps}
     problem(await viewer.post("/workflows/film/flow/dry-run", json={"input": {"m": 7}}), 400, "invalid_input")
-    problem(await stranger.post("/workflows/film/flow/dry-run", json={}), 403, "forbidden")
+    problem(await other_show_client.post("/workflows/film/flow/dry-run", json={}), 403, "forbidden")
     assert (await client.get("/runs")).json()["items"] == []
 
 
-async def test_a_key_sees_and_changes_runs_of_its_own_shows_alone(api):
+async def test_key_sees_and_changes_only_runs_of_its_shows(api):
     submitter = await api.client((Role.SUBMITTER, "film"))
     await submitter.post("/workflows", json=FLOW)
     run = (await submitter.post("/workflows/film/flow/runs", json={})).json()["run"]
-    stranger = await api.client((Role.OPERATOR, "other"))
-    assert (await stranger.get("/workflows")).json()["items"] == []
-    assert (await stranger.get("/runs")).json()["items"] == []
+    other_show_client = await api.client((Role.OPERATOR, "other"))
+    assert (await other_show_client.get("/workflows")).json()["items"] == []
+    assert (await other_show_client.get("/runs")).json()["items"] == []
     for path in (f"/runs/{run}", *(f"/runs/{run}/{what}" for what in ("timeline", "saga", "explain"))):
-        problem(await stranger.get(path), 404, "not_found")
-    problem(await stranger.post(f"/runs/{run}/cancel"), 404, "not_found")
-    problem(await stranger.post("/workflows", json=FLOW), 403, "forbidden")
-    problem(await stranger.post("/workflows/film/flow/runs", json={}), 403, "forbidden")
+        problem(await other_show_client.get(path), 404, "not_found")
+    problem(await other_show_client.post(f"/runs/{run}/cancel"), 404, "not_found")
+    problem(await other_show_client.post("/workflows", json=FLOW), 403, "forbidden")
+    problem(await other_show_client.post("/workflows/film/flow/runs", json={}), 403, "forbidden")
     problem(await submitter.post(f"/runs/{run}/rollback"), 403, "forbidden")
     urgent = {**FLOW, "steps": [{"id": "a", "task": "noop", "priority": 9}]}
     problem(await submitter.post("/workflows", json=urgent), 403, "forbidden")
     await ended(submitter, run)
 
 
-async def test_what_is_wrong_is_refused_with_a_sentence(api):
+async def test_invalid_workflow_requests_are_refused(api):
     client = await api.client(Role.OPERATOR)
-    circle = {**FLOW, "steps": [{"id": "a", "task": "noop", "depends_on": ["a"]}]}
-    problem(await client.post("/workflows", json=circle), 400, "invalid_input")
+    cycle = {**FLOW, "steps": [{"id": "a", "task": "noop", "depends_on": ["a"]}]}
+    problem(await client.post("/workflows", json=cycle), 400, "invalid_input")
     problem(await client.post("/workflows/film/none/runs", json={}), 404, "not_found")
     await client.post("/workflows", json=FLOW)
     problem(await client.post("/workflows/film/flow/runs", json={"input": {"m": 1}}), 400, "invalid_input")
@@ -175,7 +175,7 @@ async def test_what_is_wrong_is_refused_with_a_sentence(api):
     problem(await client.get("/runs/nonsense"), 400, "invalid_input")
 
 
-async def test_a_version_that_cannot_be_is_not_there(api):
+async def test_out_of_range_version_is_not_found(api):
     client = await api.client((Role.SUBMITTER, "film"))
     await client.post("/workflows", json=FLOW)
     for version in (-1, 2**31, -(10**18), 10**18):
