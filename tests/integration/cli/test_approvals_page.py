@@ -1,4 +1,4 @@
-"""docs/howto/approvals.md: its policy is one, and means what the page says."""
+"""docs/howto/approvals.md: its policy, workflow and commands are valid and mean what the page says."""
 
 import re
 from pathlib import Path
@@ -16,22 +16,22 @@ from rota.workflow.yaml_loader import parse as parse_workflow
 PAGE = (Path(__file__).parents[3] / "docs/howto/approvals.md").read_text()
 
 
-async def test_its_policy_asks_for_what_it_says():
+async def test_page_policy_requires_the_documented_approvals():
     text, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     kernel = LocalKernel(PolicySnapshots(CompiledPolicy(parse(text), snapshot_id(text))))
-    questions = [PolicyRequestGroup(PolicyRequest(show="film", topic=topic), ()) for topic in ("publish", "render")]
-    publish, render = await kernel.check(questions)
+    requests = [PolicyRequestGroup(PolicyRequest(show="film", topic=topic), ()) for topic in ("publish", "render")]
+    publish, render = await kernel.check(requests)
     assert (publish.says, render.says) == (PolicyEffect.REQUIRE_APPROVAL, PolicyEffect.ALLOW)
     assert publish.approval == ApprovalTerms(quorum=2, expires_s=86_400.0, approvers=("ann", "bob", "cleo"))
 
 
-def test_its_workflow_is_one():
+def test_page_workflow_is_valid():
     _, text = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     spec = parse_workflow(f"name: ship\n{text}")
     assert spec.steps[1].approval.approvers == ("bob", "cleo")
 
 
-def test_its_commands_are_there():
+def test_page_lists_every_approvals_command():
     group = typer.main.get_command(app).commands["approvals"]
-    named = set(re.findall(r"^rota approvals (\w+)", PAGE, re.MULTILINE))
-    assert named == set(group.commands)
+    documented = set(re.findall(r"^rota approvals (\w+)", PAGE, re.MULTILINE))
+    assert documented == set(group.commands)
