@@ -1,4 +1,4 @@
-"""A process that advances runs, or agrees to the step `VOTE` as bob; after a lost reply it does so again."""
+"""A process that advances runs, or approves the step `VOTE` as bob; it repeats the call after a lost reply."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A process that does what the services of a replica do for workflows, once, and pauses a run. Prints `done`."""
+"""A process that runs the workflow services of a replica once and pauses a run. Prints `done`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Steps that wait for people: asked for with the run, decided once, withdrawn with it, whoever dies in between."""
+"""Approval steps: requested with the run, decided once, withdrawn with the run, also when processes crash."""
 
 import asyncio
 
@@ -40,16 +40,16 @@ def ship(text="Ship ${steps.render.output}?", **more):
 FLOW = (StepSpec(id="render", task="noop"), ship(), StepSpec(id="publish", task="noop", depends_on=("ok",)))
 
 
-class Asking(Room):
-    """A room with people in it. Runs are started by ann."""
+class ApprovalHarness(Room):
+    """A workflow harness with approvers; ann starts the runs."""
 
     def __init__(self, database):
         super().__init__(database)
         self.people = Desk(database)
         self.people.approver.subjects["step"] = self.advancer.advancing.approving
 
-    async def asked(self, *steps, **more):
-        """A run that waits for people, once its first step has rendered `cut 7`."""
+    async def start_waiting(self, *steps, **more):
+        """Start a run whose first step returns `cut 7`; it waits for an approval."""
         await self.start(*(steps or FLOW), **more)
         await self.end("render", value="cut 7")
         await self.advance()
@@ -66,11 +66,11 @@ class Asking(Room):
 @pytest.fixture
 async def room(database):
     await a_show(database)
-    return Asking(database)
+    return ApprovalHarness(database)
 
 
-async def test_a_run_waits_until_enough_others_agree_and_hands_on_who_did(room, database):
-    subject = await room.asked(
+async def test_run_waits_for_quorum_and_outputs_the_votes(room, database):
+    subject = await room.start_waiting(
         FLOW[0], ship(quorum=2, input={"cut": "${steps.render.output}"}), FLOW[2], inputs={"n": 1}
     )
     assert await room.states() == {"": "WAITING", "render": "SUCCEEDED", "ok": "RUNNING", "publish": "WAITING"}
@@ -98,16 +98,16 @@ async def test_a_run_waits_until_enough_others_agree_and_hands_on_who_did(room, 
     assert [row["action"] for row in await database.rows(AUDITED)] == ["approval.vote", "approval.granted"]
 
 
-async def test_a_refusal_denies_the_step_and_with_it_the_run(room):
-    subject = await room.asked()
+async def test_rejection_denies_the_step_and_the_run(room):
+    subject = await room.start_waiting()
     await room.people.reject(subject, BOB, "wrong cut")
     await room.advance()
     assert await room.states() == {"": "DENIED", "render": "SUCCEEDED", "ok": "DENIED", "publish": "CANCELLED"}
     assert (await room.output()).reason == "Rejected by bob: wrong cut."
 
 
-async def test_what_nobody_approves_in_time_is_denied(room, database):
-    await room.asked(FLOW[0], ship(expires_s=3600, on_error="mend"), FLOW[2], StepSpec(id="mend", task="noop"))
+async def test_expired_approval_denies_the_step(room, database):
+    await room.start_waiting(FLOW[0], ship(expires_s=3600, on_error="mend"), FLOW[2], StepSpec(id="mend", task="noop"))
     await database.run(DUE)
     assert await room.people.approver.expire() == 1
     await room.advance()
@@ -115,11 +115,11 @@ async def test_what_nobody_approves_in_time_is_denied(room, database):
     assert (await room.states())["mend"] == "RUNNING"
     await room.end("mend")
     await room.advance()
-    assert (await room.states())["publish"] == "RUNNING", "what handled it lets the run go on"
+    assert (await room.states())["publish"] == "RUNNING", "the error handler lets the run continue"
 
 
-async def test_a_deadline_withdraws_the_request(room):
-    subject = await room.asked(FLOW[0], ship(deadline_s=60))
+async def test_step_deadline_withdraws_the_approval_request(room):
+    subject = await room.start_waiting(FLOW[0], ship(deadline_s=60))
     await room.pass_time(60)
     await room.advance()
     assert await room.states() == {"": "TIMEOUT", "render": "SUCCEEDED", "ok": "TIMEOUT"}
@@ -128,8 +128,8 @@ async def test_a_deadline_withdraws_the_request(room):
         await room.people.approve(subject, BOB)
 
 
-async def test_cancelling_withdraws_the_request_and_a_late_decision_changes_nothing_and_says_so(room, database):
-    subject = await room.asked()
+async def test_cancel_withdraws_the_request_and_late_votes_are_refused(room, database):
+    subject = await room.start_waiting()
     await room.desk.cancel(room.run, "ann")
     assert await room.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
     assert await room.approvals() == ["closed"]
@@ -139,8 +139,8 @@ async def test_cancelling_withdraws_the_request_and_a_late_decision_changes_noth
     assert await database.value(NEWS) == 0
 
 
-async def test_a_run_that_was_told_to_stop_and_has_not_heard_of_it_is_not_decided_any_more(room, database):
-    subject = await room.asked()
+async def test_vote_on_run_with_pending_cancel_is_refused(room, database):
+    subject = await room.start_waiting()
     await database.run(CANCEL)
     with pytest.raises(ApprovalNotActionable):
         await room.people.approve(subject, BOB)
@@ -149,8 +149,8 @@ async def test_a_run_that_was_told_to_stop_and_has_not_heard_of_it_is_not_decide
     assert await room.approvals() == ["closed"]
 
 
-async def test_a_cancel_after_a_decision_that_was_not_heard_of_stops_the_run(room, database):
-    subject = await room.asked()
+async def test_cancel_after_unprocessed_grant_cancels_the_run(room, database):
+    subject = await room.start_waiting()
     await room.people.approve(subject, BOB)
     await room.desk.cancel(room.run, "ann")
     await room.advance()
@@ -159,8 +159,8 @@ async def test_a_cancel_after_a_decision_that_was_not_heard_of_stops_the_run(roo
     assert await database.value(NEWS) == 0
 
 
-async def test_running_again_asks_again(room):
-    subject = await room.asked()
+async def test_rerun_requests_approval_again(room):
+    subject = await room.start_waiting()
     await room.people.reject(subject, BOB)
     await room.advance()
     again = (await room.desk.rerun(room.run, "ok", "eve")).run
@@ -172,9 +172,9 @@ async def test_running_again_asks_again(room):
     assert (await room.states(again))["publish"] == "RUNNING"
 
 
-async def test_one_of_several_that_is_approved_withdraws_the_others(room):
-    asks = [StepSpec(id=name, type="approval", approval=ApprovalSpec(text=name)) for name in ("x", "y")]
-    await room.start(*asks, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("x", "y"), need="any")))
+async def test_granted_approval_in_any_parallel_withdraws_the_others(room):
+    steps = [StepSpec(id=name, type="approval", approval=ApprovalSpec(text=name)) for name in ("x", "y")]
+    await room.start(*steps, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("x", "y"), need="any")))
     assert (await room.states())[""] == "WAITING"
     await room.people.approve(f"{room.run}:x", BOB)
     await room.advance()
@@ -182,8 +182,8 @@ async def test_one_of_several_that_is_approved_withdraws_the_others(room):
     assert sorted(await room.approvals()) == ["closed", "granted"]
 
 
-async def test_what_was_changed_where_it_is_stored_is_not_approved(room, database):
-    subject = await room.asked()
+async def test_approval_of_tampered_input_is_refused_as_stale(room, database):
+    subject = await room.start_waiting()
     await database.run(TAMPER, msgspec.msgpack.encode("cut 8"))
     with pytest.raises(ApprovalStale):
         await room.people.approve(subject, BOB)
@@ -192,10 +192,10 @@ async def test_what_was_changed_where_it_is_stored_is_not_approved(room, databas
     assert (await room.states())["ok"] == "DENIED"
 
 
-async def test_a_step_that_others_of_its_run_overtake_is_what_it_was(room):
-    """Its hash is of what it names, and not of what else returns while people think."""
-    subject = await room.asked(*FLOW, StepSpec(id="side", task="noop"))
-    assert (await room.states())[""] == "RUNNING", "not everything waits for people"
+async def test_approval_hash_ignores_unrelated_step_outputs(room):
+    """The hash covers the values that the step names, not those that other steps return meanwhile."""
+    subject = await room.start_waiting(*FLOW, StepSpec(id="side", task="noop"))
+    assert (await room.states())[""] == "RUNNING", "another step still runs"
     await room.end("side", value=[1, 2])
     await room.advance()
     await room.people.approve(subject, BOB)
@@ -203,8 +203,8 @@ async def test_a_step_that_others_of_its_run_overtake_is_what_it_was(room):
     assert (await room.states())["publish"] == "RUNNING"
 
 
-async def test_paused_it_is_decided_and_goes_on_when_resumed(room):
-    subject = await room.asked()
+async def test_paused_run_takes_the_vote_and_continues_when_resumed(room):
+    subject = await room.start_waiting()
     await room.desk.pause(room.run, "ann")
     await room.people.approve(subject, BOB)
     await room.advance()
@@ -213,19 +213,19 @@ async def test_paused_it_is_decided_and_goes_on_when_resumed(room):
     assert (await room.states())["publish"] == "RUNNING"
 
 
-async def test_a_text_that_has_no_value_fails_the_step(room):
-    await room.asked(FLOW[0], ship("Ship ${steps.render.output.nothing}?"))
+async def test_unresolvable_approval_text_fails_the_step(room):
+    await room.start_waiting(FLOW[0], ship("Ship ${steps.render.output.nothing}?"))
     assert (await room.states())["ok"] == "FAILED"
     assert await room.approvals() == []
 
 
-async def test_two_replicas_that_decide_at_once_decide_once(room, database):
+async def test_concurrent_decisions_of_two_replicas_take_effect_once(room, database):
     for _ in range(6):
-        subject = await room.asked()
-        other = Asking(database)
+        subject = await room.start_waiting()
+        other = ApprovalHarness(database)
         calls = (room.people.approve(subject, BOB), other.people.reject(subject, EVE), other.advance(), room.advance())
-        told = await asyncio.gather(*calls, return_exceptions=True)
-        refused = [each for each in told if isinstance(each, BaseException)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, BaseException)]
         assert [type(each) for each in refused] == [ApprovalResolved]
         await room.advance()
         states = await room.states()
@@ -233,34 +233,34 @@ async def test_two_replicas_that_decide_at_once_decide_once(room, database):
         assert (states["ok"] == "SUCCEEDED") == ((await room.approvals())[-1] == "granted")
 
 
-TORN = sql("""
+ORPHANED = sql("""
 SELECT count(*) FROM rota.approval a WHERE a.state = 'pending' AND NOT EXISTS (
   SELECT FROM rota.workflow_run r WHERE a.subject LIKE r.pk_run::text || ':%' AND r.state = 'WAITING')""")
-ASKS = [
+REQUEST_FAULTS = [
     ("CRASH_AT", "workflow.after_ask"),
     ("CRASH_AT", "workflow.before_commit"),
     ("LOST_REPLY_AT", "workflow.advance"),
 ]
-VOTES = [("CRASH_AT", "approvals.after_vote"), ("CRASH_AT", "approvals.before_commit")]
-VOTES += [("LOST_REPLY_AT", "approvals.commit")]
-HEARS = [("CRASH_AT", "workflow.after_take"), ("CRASH_AT", "workflow.before_commit"), ASKS[2]]
+VOTE_FAULTS = [("CRASH_AT", "approvals.after_vote"), ("CRASH_AT", "approvals.before_commit")]
+VOTE_FAULTS += [("LOST_REPLY_AT", "approvals.commit")]
+PROCESS_FAULTS = [("CRASH_AT", "workflow.after_take"), ("CRASH_AT", "workflow.before_commit"), REQUEST_FAULTS[2]]
 CLIENT = "tests.integration.workflow.approvals_client"
 
 
-async def done_by(spawn, database, database_url, fault, place, **env):
-    """By a process that dies, or loses a reply, and whose session is over."""
+async def run_faulty_client(spawn, database, database_url, fault, place, **env):
+    """Run a client that crashes or loses a reply, and wait for its session to end."""
     client = await spawn(CLIENT, env={"URL": database_url, fault: place, **env})
     status = await client.wait()
     assert status == (failpoints.CRASH_EXIT_STATUS if fault == "CRASH_AT" else 0), await client.errors()
     await sessions_over(database)
 
 
-@pytest.mark.parametrize(("fault", "place"), ASKS, ids=[place for _, place in ASKS])
-async def test_who_dies_while_it_asks_has_asked_once_or_not_at_all(room, database, spawn, database_url, fault, place):
+@pytest.mark.parametrize(("fault", "place"), REQUEST_FAULTS, ids=[place for _, place in REQUEST_FAULTS])
+async def test_crash_while_requesting_approval_requests_it_once(room, database, spawn, database_url, fault, place):
     await room.start(*FLOW)
     await room.end("render", value="cut 7")
-    await done_by(spawn, database, database_url, fault, place)
-    assert await database.value(TORN) == 0
+    await run_faulty_client(spawn, database, database_url, fault, place)
+    assert await database.value(ORPHANED) == 0
     await room.advance()
     assert await room.approvals() == ["pending"]
     assert (await room.told()).count(("ok", "began")) == 1
@@ -269,16 +269,18 @@ async def test_who_dies_while_it_asks_has_asked_once_or_not_at_all(room, databas
     assert (await room.states())["publish"] == "RUNNING"
 
 
-@pytest.mark.parametrize(("fault", "place"), [*VOTES, *HEARS], ids=[place for _, place in [*VOTES, *HEARS]])
-async def test_who_dies_while_it_decides_or_hears_of_it_leaves_it_open_or_carried_out_once(
+@pytest.mark.parametrize(
+    ("fault", "place"), [*VOTE_FAULTS, *PROCESS_FAULTS], ids=[place for _, place in [*VOTE_FAULTS, *PROCESS_FAULTS]]
+)
+async def test_crash_during_vote_or_its_processing_applies_the_vote_once(
     room, database, spawn, database_url, fault, place
 ):
-    subject = await room.asked()
+    subject = await room.start_waiting()
     env = {"VOTE": subject} if place.startswith("approvals.") else {}
     if not env:
         await room.people.approve(subject, BOB)
-    await done_by(spawn, database, database_url, fault, place, **env)
-    assert await database.value(TORN) == 0
+    await run_faulty_client(spawn, database, database_url, fault, place, **env)
+    assert await database.value(ORPHANED) == 0
     assert (await room.people.approve(subject, BOB)).approval.state == "granted"
     await room.advance()
     assert await database.value(NEWS) == 0
@@ -286,13 +288,13 @@ async def test_who_dies_while_it_decides_or_hears_of_it_leaves_it_open_or_carrie
     assert await room.jobs() == ["publish", "render"]
 
 
-async def test_who_is_paused_while_it_asks_writes_nothing_when_it_wakes(room, spawn, database_url):
+async def test_process_paused_while_requesting_approval_writes_nothing_on_resume(room, spawn, database_url):
     await room.start(*FLOW)
     await room.end("render", value="cut 7")
     env = {"URL": database_url, "PAUSE_AT": "workflow.after_ask", "IDLE_S": "1"}
     client = await spawn(CLIENT, env=env)
-    await until(lambda: is_stopped(client.pid), what="the client to be paused in its transaction")
-    assert await until(room.advance, what="PostgreSQL to end the session of who is paused") == 1
+    await until(lambda: is_stopped(client.pid), what="the pause of the client in its transaction")
+    assert await until(room.advance, what="the end of the paused session") == 1
     approval = await room.people.of(f"{room.run}:ok")
     client.resume()
     assert await client.wait() == 0, await client.errors()
@@ -300,11 +302,11 @@ async def test_who_is_paused_while_it_asks_writes_nothing_when_it_wakes(room, sp
     assert await room.job("ok") == approval.id
 
 
-async def test_who_is_paused_while_it_votes_has_said_nothing_when_it_wakes(room, spawn, database_url):
-    subject = await room.asked()
+async def test_process_paused_during_vote_records_nothing_on_resume(room, spawn, database_url):
+    subject = await room.start_waiting()
     env = {"URL": database_url, "PAUSE_AT": "approvals.before_commit", "IDLE_S": "1", "VOTE": subject}
     client = await spawn(CLIENT, env=env)
-    await until(lambda: is_stopped(client.pid), what="the client to be paused in its vote")
+    await until(lambda: is_stopped(client.pid), what="the pause of the client in its vote")
     assert (await room.people.reject(subject, EVE, "too late for bob")).approval.state == "rejected"
     client.resume()
     assert await client.wait() == 0, await client.errors()
@@ -324,6 +326,6 @@ async def test_who_is_paused_while_it_votes_has_said_nothing_when_it_wakes(room,
         ({"text": "${steps.publish.output}"}, "may not have ended"),
     ],
 )
-async def test_what_nobody_could_agree_to_is_refused(room, wrong, because):
+async def test_unsatisfiable_approval_spec_is_refused(room, wrong, because):
     with pytest.raises(InvalidInput, match=because):
         await room.declare(FLOW[0], ship(**wrong), FLOW[2])

@@ -1,4 +1,4 @@
-"""Definitions and inputs that are wrong: the same sentence and code by HTTP and from a file, and nothing is written."""
+"""Invalid definitions and inputs: the same sentence and code by HTTP and from a file, and nothing is written."""
 
 import json
 import time
@@ -35,15 +35,15 @@ def deep(levels):
 
 
 BAD = {
-    "a circle": flow(job("a", "c"), job("b", "a"), job("c", "b")),
+    "a cycle": flow(job("a", "c"), job("b", "a"), job("c", "b")),
     "an unknown step": flow(job("a", "nobody")),
-    "two of one name": flow(job("a"), job("a")),
+    "a duplicate step id": flow(job("a"), job("a")),
     "a colon in a name": flow(job("a:b")),
-    "other letters in a name": flow(job("été")),
+    "non-ASCII letters in a name": flow(job("été")),
     "a colon in the name of the workflow": {**flow(job("a")), "name": "a:b"},
     "an unknown field": flow(job("a", tusk="noop")),
-    "an input that is not there": flow(job("a", input={"x": "${input.m}"}), inputs={"n": 1}),
-    "no offset": flow({"id": "a", "type": "delay", "delay_until": "2026-01-01T00:00:00"}),
+    "an undeclared input": flow(job("a", input={"x": "${input.m}"}), inputs={"n": 1}),
+    "a time without UTC offset": flow({"id": "a", "type": "delay", "delay_until": "2026-01-01T00:00:00"}),
     "a negative delay": flow({"id": "a", "type": "delay", "delay_sec": -1}),
     "a delay of centuries": flow({"id": "a", "type": "delay", "delay_sec": 1e300}),
     "an expression that loops": flow(job("a", when="[1].all(x, [2].all(y, true))")),
@@ -62,7 +62,7 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
         yield api
 
 
-async def test_a_definition_that_is_wrong_is_refused_alike_by_http_and_from_a_file_and_nothing_is_written(api):
+async def test_invalid_definition_is_refused_alike_by_http_and_file(api):
     client = await api.client(Role.OPERATOR)
     for what, definition in BAD.items():
         answer = await client.post("/workflows", json=definition)
@@ -74,25 +74,25 @@ async def test_a_definition_that_is_wrong_is_refused_alike_by_http_and_from_a_fi
             "too deep",
             "an unknown field",
             "an unknown trigger",
-        ):  # told by those who read files and bodies
+        ):  # worded by the decoder of files or bodies
             assert answer.json()["detail"].lower() == sentence.lower(), what
     assert await api.farm.database.value(WRITTEN) == 0
 
 
 BODIES = {
-    "no JSON": b"{",
+    "not JSON": b"{",
     "a list": b"[]",
     "nested beyond any stack": b'{"name": "f", "steps": [{"id": "a", "task": "x", "input": {"x": '
     + b"[" * 100_000
     + b"]" * 100_000
     + b"}}]}",
     "not a number": b'{"name": "f", "timeout_s": NaN, "steps": [{"id": "a", "task": "x"}]}',
-    "no text": b'{"name": "\xff", "steps": []}',
+    "not UTF-8": b'{"name": "\xff", "steps": []}',
     "a lone surrogate": b'{"name": "f", "steps": [{"id": "a", "task": "\\ud800"}]}',
 }
 
 
-async def test_a_body_that_is_no_definition_or_no_input_is_refused_and_nothing_is_written(api):
+async def test_malformed_body_or_input_is_refused_and_nothing_is_written(api):
     client = await api.client(Role.OPERATOR)
     headers = {"content-type": "application/json"}
     for body in BODIES.values():
@@ -109,7 +109,7 @@ async def test_a_body_that_is_no_definition_or_no_input_is_refused_and_nothing_i
     assert await api.farm.database.value(WRITTEN) == 1
 
 
-async def test_more_items_than_allowed_or_values_too_large_fail_their_step_and_say_so_at_once(api):
+async def test_too_many_items_or_too_large_values_fail_their_step_promptly(api):
     client = await api.client(Role.OPERATOR)
     many = flow(
         job("a", on_error="b", for_each="${input.items}"),

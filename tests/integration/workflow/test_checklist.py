@@ -1,44 +1,45 @@
-"""What schedulers of this kind must hold about sagas, run locks, delay timers and retries, line by line.
+"""Requirements on sagas, run locks, delay timers and retries, and the tests that show them.
 
-Where no file is named the test is here; `sagas`, `killed`, `ends`, `runs`, `net` are the files test_workflow_*.py.
+Tests are named by a part of their name. Tests without a file are in this one; `sagas`, `killed`, `ends` and `runs` are
+the files test_*.py beside it.
 
 | sagas | shown by |
 |---|---|
-| recorded for what succeeded, has a compensation and is none | `is_recorded_for_what_succeeded_alone` |
-| the last first, each waited for | sagas `undone_in_reverse`; `random_runs_undo_exactly` |
-| CRITICAL, labels, env, overrides, key generated or given | `is_the_job_itself_but_for` |
-| its time limit is that of the job it undoes | `is_the_job_itself_but_for` |
-| denied: skipped and seen; no answer: goes on | sagas `is_denied_is_skipped`, `does_not_answer` |
-| damaged: a dead letter, and the rest goes on | sagas `damaged_entry` |
-| each run alone, and each show | sagas `undo_their_own_alone`, `of_another_show` |
-| a submission that fails loses nothing | `cannot_be_submitted_is_not_lost`; sagas `dying_or_losing` |
-| a second rollback does nothing | sagas `undoes_nothing_twice`; `of_two_who_roll_back_at_once` |
-| which ends undo | ends `each_way_to_fail`; `ended_from_outside` |
-| cleared on success, resumed by people | sagas `forgets_what_undoes_it`, `have_it_tried_again` |
-| a rerun keeps nothing that was undone, and what undoes the rest | `a_rerun_takes_over`, `a_rerun_runs_again` |
+| recorded only for succeeded jobs that have a compensation and are not one | `recorded_only_for_completed_work` |
+| last first, one at a time | sagas `in_reverse_one_at_a_time`; `completed_steps_in_reverse` |
+| CRITICAL, labels, env, overrides, key generated or given | `inherits_the_original_job` |
+| its time limit is that of the original job | `inherits_the_original_job` |
+| denied: skipped and visible; no answer: continues | sagas `denied_compensation`, `unavailable_policy_kernel` |
+| corrupt: a dead letter, and the rest continues | sagas `corrupt_saga_entry` |
+| isolated by run and by show | sagas `compensate_separately`, `saga_of_another_show` |
+| a failed submission loses nothing | `cannot_be_submitted_is_not_lost`; sagas `crash_or_lost_reply` |
+| a second rollback does nothing | sagas `compensates_nothing_twice`; `concurrent_rollbacks` |
+| which failures compensate | ends `each_failure_kind`; `ended_from_outside` |
+| cleared on success, retried by people | sagas `discards_its_compensations`, `can_be_retried` |
+| a rerun repeats compensated steps and takes over the other compensations | `rerun_takes_over`, `rerun_repeats` |
 
 | run locks | shown by |
 |---|---|
-| one at a time, here and elsewhere | `who_comes_second`; killed `advancing_twice_at_once` |
-| different runs do not wait | `holds_up_no_other` |
-| the lock of who died or is paused ends | killed `dying_or_losing`, `paused_in_the_middle` |
-| who has read something older writes nothing | `of_what_has_changed_since` |
-| nothing is left of a lock that is over | it is that of a row: there is nothing to clean up |
-| people, the net and advances never wait in a circle | `people_wait_for_an_advance`, `timers_that_are_due` |
-| delivered twice, advanced once | `who_comes_second`; tests/property, where news come twice |
+| one advance at a time, in a process and across processes | `second_advancer`; killed `concurrent_advances` |
+| different runs do not wait for each other | `locked_run_does_not_block` |
+| the lock of a dead or paused process is released | killed `crash_or_lost_reply`, `paused_advancer` |
+| an advance from stale state writes nothing | `stale_run_state` |
+| no lock is left behind | the lock is a row lock: there is nothing to clean up |
+| people, the reconciler and advances never deadlock | `cancel_waits_for_advance`, `due_timers_do_not_deadlock` |
+| delivered twice, advanced once | `second_advancer`; tests/property, where inbox entries come twice |
 
 | delay timers | shown by |
 |---|---|
-| all are durable, however short | `however_short` |
-| popped once, removed when fired, kept when what follows fails | `fires_once_among_many`, `is_kept_when` |
-| past ones fire at the start, later ones later, none is dropped | killed `outage_of_days`, `wrong_by_hours` |
+| durable, however short | `delay_of_any_length` |
+| fire once, are removed when fired and kept when the advance fails | `timer_fires_once`, `timer_is_kept` |
+| overdue ones fire at the start, others later, none is dropped | killed `long_outage`, `wrong_local_clock` |
 | two of one run both fire | runs `two_delays_of_one_run` |
-| those of runs that have ended go, and nothing else | `timers_of_a_run_that_has_ended` |
+| those of ended runs are removed, and no others | `timers_of_ended_run` |
 
 | retries | shown by |
 |---|---|
-| pauses double and differ; fatal and denied are not tried again | `pauses_that_double`, `failed_for_good_is_not` |
-| pauses are as durable as the queue, and as long as asked for | test_queue `a_retry_waits`; `as_long_as_it_asks` |
+| delays double with jitter; fatal and denied are not retried | `doubles_with_jitter`, `fatal_failure_is_not` |
+| delays are as durable as the queue, and as long as requested | tests/integration/queue; `honours_requested_delay` |
 """
 
 import asyncio
@@ -61,14 +62,18 @@ from tests.support.queue import sql
 from tests.support.waiting import until
 from tests.support.workflows import NEWS, Room, end_job
 
-UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
+COMPENSATIONS = sql(
+    "SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name"
+)
 ENTRIES = sql(
     "SELECT e.step, e.state, s.workflow_id FROM rota.saga_entry e JOIN rota.saga s USING (pk_saga) ORDER BY number"
 )
-WAITERS = sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+LOCK_WAITERS = sql(
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 TIMERS = sql("SELECT count(*) FROM rota.workflow_timer")
-FORGET_FOLDER = sql("UPDATE rota.folder SET str_name = 'gone' WHERE str_name = 'default'")
-FOUND_FOLDER = sql("UPDATE rota.folder SET str_name = 'default' WHERE str_name = 'gone'")
+RENAME_FOLDER = sql("UPDATE rota.folder SET str_name = 'gone' WHERE str_name = 'default'")
+RESTORE_FOLDER = sql("UPDATE rota.folder SET str_name = 'default' WHERE str_name = 'gone'")
 
 
 def undo(**more):
@@ -85,15 +90,15 @@ async def room(database):
     return Room(database)
 
 
-async def undoing(room):
-    """Compensations that run now, by the step that they undo."""
-    return {row["str_name"].rpartition(".")[2]: row["pk_job"] for row in await room.database.rows(UNDOING)}
+async def running_compensations(room):
+    """Jobs of the running compensations, by step."""
+    return {row["str_name"].rpartition(".")[2]: row["pk_job"] for row in await room.database.rows(COMPENSATIONS)}
 
 
-async def undo_all(room):
-    """Have every compensation succeed; of which steps they were, in order."""
+async def finish_compensations(room):
+    """Let every compensation succeed; returns their steps in order."""
     order = []
-    while running := await undoing(room):
+    while running := await running_compensations(room):
         [(name, job)] = running.items()
         order.append(name)
         await end_job(room.database, job)
@@ -105,7 +110,7 @@ async def entries(room):
     return [(row["step"], row["state"]) for row in await room.database.rows(ENTRIES)]
 
 
-async def test_what_undoes_a_job_is_recorded_for_what_succeeded_alone(room):
+async def test_compensation_is_recorded_only_for_completed_work(room):
     await room.start(
         step("good", compensate=undo()),
         step("kept", compensate=undo(), on_error="mend"),
@@ -129,11 +134,11 @@ async def test_what_undoes_a_job_is_recorded_for_what_succeeded_alone(room):
     await room.advance()
     await room.end("last", "FAILED", code="fatal")
     await room.advance()
-    assert await undo_all(room) == ["kept", "good"]
-    assert await entries(room) == [("good", "done"), ("kept", "done")], "what undoes is not undone"
+    assert await finish_compensations(room) == ["kept", "good"]
+    assert await entries(room) == [("good", "done"), ("kept", "done")], "compensations are not compensated"
 
 
-async def test_a_compensation_is_the_job_itself_but_for_what_it_says_differently(room):
+async def test_compensation_job_inherits_the_original_job_except_overrides(room):
     details = {"capability": "book", "risk_tags": ("money",), "tenant": "t", "pack_id": "p", "step_index": 4}
     layer = LayerSpec(task="book", input={"args": [1], "kwargs": {}}, timeout_s=7, cores=2, retries=RetrySpec(most=5))
     job = Submission(
@@ -148,7 +153,7 @@ async def test_a_compensation_is_the_job_itself_but_for_what_it_says_differently
         **details,
     )
     plain = msgspec.structs.replace(job, compensation=Compensation(topic="undo", priority="BATCH"))
-    told = Compensation(
+    overrides = Compensation(
         topic="undo.it",
         task="unbook",
         context={"args": [2], "kwargs": {}},
@@ -161,7 +166,7 @@ async def test_a_compensation_is_the_job_itself_but_for_what_it_says_differently
         tenant="u",
         idempotency_key="mine",
     )
-    other = msgspec.structs.replace(job, compensation=told)
+    other = msgspec.structs.replace(job, compensation=overrides)
     first, second = [one.job for one in await room.submitter.submit([plain, other])]
     for each in (first, second):
         await end_job(room.database, each)
@@ -171,7 +176,7 @@ async def test_a_compensation_is_the_job_itself_but_for_what_it_says_differently
     own = {"saga_compensation": "true", "is_compensation": "true", "saga_workflow_id": "trip"}
     ours = {"saga_compensation": "true", "saga_workflow_id": "trip"}
 
-    [found] = await JobQueries(room.database).get_many(list((await undoing(room)).values()))
+    [found] = await JobQueries(room.database).get_many(list((await running_compensations(room)).values()))
     assert (found.priority, found.topic, found.workflow_id) == (9, "undo.it", "trip")
     assert found.labels == {"a": "1", "b": "2", **own}
     assert found.details.env == {"A": "1", "B": "2", **ours}
@@ -182,32 +187,32 @@ async def test_a_compensation_is_the_job_itself_but_for_what_it_says_differently
     await end_job(room.database, found.id)
     await room.advance()
 
-    [found] = await JobQueries(room.database).get_many(list((await undoing(room)).values()))
+    [found] = await JobQueries(room.database).get_many(list((await running_compensations(room)).values()))
     assert (found.priority, found.topic) == (9, "undo")
     assert (found.labels, found.details.env) == ({"a": "1", "b": "1", **own}, {"A": "1", "B": "1", **ours})
     assert (found.details.requires, found.details.budget) == (("gpu",), Budget(max_total_tokens=10))
     assert (found.details.capability, found.details.parent_job_id, found.details.compensation) == ("book", first, None)
     work = found.layers[0].work
     assert (work.task, work.timeout_s, work.cores, work.retries.most) == ("book", 7, 200, 5)
-    words = f"trip|{first}|undo|book|4"
-    assert found.details.idempotency_key == f"saga:{sha256(words.encode()).hexdigest()[:32]}"
+    key_source = f"trip|{first}|undo|book|4"
+    assert found.details.idempotency_key == f"saga:{sha256(key_source.encode()).hexdigest()[:32]}"
 
 
-async def test_a_compensation_that_cannot_be_submitted_is_not_lost(room):
+async def test_compensation_that_cannot_be_submitted_is_not_lost(room):
     run = await room.start(step("a", compensate=undo()), step("b", "a"))
     await room.end("a")
     await room.advance()
     await room.end("b", "FAILED", code="fatal")
-    await room.database.run(FORGET_FOLDER)
+    await room.database.run(RENAME_FOLDER)
     await room.advance()
     assert await entries(room) == [("a", "failed")]
-    await room.database.run(FOUND_FOLDER)
+    await room.database.run(RESTORE_FOLDER)
     assert await room.desk.roll_back(run, "ann") == 1
     await room.advance()
-    assert await undo_all(room) == ["a"]
+    assert await finish_compensations(room) == ["a"]
 
 
-async def test_of_two_who_roll_back_at_once_one_begins_each_compensation(room, database):
+async def test_concurrent_rollbacks_start_each_compensation_once(room, database):
     await room.start(step("a", compensate=undo()), step("b", "a", compensate=undo()), step("c", "b"))
     for name in ("a", "b"):
         await room.end(name)
@@ -216,14 +221,14 @@ async def test_of_two_who_roll_back_at_once_one_begins_each_compensation(room, d
     async with database.transaction() as tx:
         assert (await room.advancer.advancing.advance_pending(tx)).turns
     async with database.transaction() as tx:
-        told = await room.sagas.advance(tx)
-        assert await Room(database).advance() == 0, "somebody else is at it"
-    assert told.count == 1
-    assert await undo_all(room) == ["b", "a"]
+        result = await room.sagas.advance(tx)
+        assert await Room(database).advance() == 0, "another transaction holds the lock"
+    assert result.count == 1
+    assert await finish_compensations(room) == ["b", "a"]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
-async def test_a_run_that_is_ended_from_outside_is_undone_if_its_workflow_says_so(room, how):
+async def test_run_ended_from_outside_is_compensated_if_configured(room, how):
     run = await room.start(
         step("a", compensate=undo()), step("b", "a", compensate=undo()), timeout_s=60, rollback_on=frozenset({how})
     )
@@ -234,15 +239,15 @@ async def test_a_run_that_is_ended_from_outside_is_undone_if_its_workflow_says_s
     else:
         await room.pass_time(60)
         await room.advance()
-    assert await undoing(room) == {}, "what runs may still succeed"
+    assert await running_compensations(room) == {}, "the running job may still succeed"
     await room.end("b")
     await room.advance()
-    assert await undo_all(room) == ["b", "a"]
+    assert await finish_compensations(room) == ["b", "a"]
     assert (await room.states())[""] == how.upper()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_runs_undo_exactly_what_succeeded_in_reverse(room, seed):
+async def test_random_runs_compensate_completed_steps_in_reverse_order(room, seed):
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(9)]
     steps = [
@@ -263,12 +268,12 @@ async def test_random_runs_undo_exactly_what_succeeded_in_reverse(room, seed):
             done += [name] if state != "FAILED" else []
         await room.advance()
     assert (await room.states())[""] in ("COMPENSATING", "FAILED")
-    assert await undo_all(room) == done[::-1]
+    assert await finish_compensations(room) == done[::-1]
     assert (await room.states(run))[""] == "FAILED"
 
 
 async def rerun_with(room, *, rolled_back):
-    """A run that failed after `a` and the run inside `sub` had succeeded."""
+    """Rerun a run that failed after `a` and the nested run of `sub` had succeeded."""
     await room.declare(step("in", compensate=undo()), name="inner")
     run = await room.start(
         step("a", compensate=undo()),
@@ -289,39 +294,39 @@ async def rerun_with(room, *, rolled_back):
         await room.advance()
         with pytest.raises(Refused, match="being rolled back"):
             await room.desk.rerun(run, "c", "ann")
-        assert await undo_all(room) == ["in", "a"]
+        assert await finish_compensations(room) == ["in", "a"]
     room.run = (await room.desk.rerun(run, "c", "ann")).run
     return run
 
 
-async def test_a_rerun_takes_over_what_undoes_the_steps_that_it_keeps(room):
+async def test_rerun_takes_over_compensations_of_kept_steps(room):
     before = await rerun_with(room, rolled_back=False)
     assert (await room.states())["c"] == "RUNNING"
     await room.end("c", "FAILED", code="fatal")
     await room.advance()
-    assert await undo_all(room) == ["in", "a"], "what came before is undone with it, once"
+    assert await finish_compensations(room) == ["in", "a"], "kept steps are compensated with the rerun, once"
     assert await room.desk.roll_back(before, "ann") == 0
     room.run = (await room.desk.rerun(before, "c", "ann")).run
-    assert (await room.states())["a"] == "RUNNING", "and is not taken over by anybody afterwards"
+    assert (await room.states())["a"] == "RUNNING", "a compensated step is not taken over again"
 
 
-async def test_a_rerun_runs_again_what_was_undone_and_all_that_comes_after_it(room):
+async def test_rerun_repeats_compensated_steps_and_their_dependents(room):
     await rerun_with(room, rolled_back=True)
     assert await room.states() == {"": "RUNNING", "a": "RUNNING", "sub": "WAITING", "c": "WAITING", "d": "WAITING"}
 
 
-async def test_who_comes_second_finds_a_run_that_is_being_advanced_and_nothing_afterwards(room, database):
+async def test_second_advancer_skips_locked_run_and_finds_nothing_afterwards(room, database):
     await room.start(step("a"), step("b", "a"))
     await room.end("a")
     async with database.transaction() as tx:
         assert len((await room.advancer.advancing.advance_pending(tx)).turns) == 1
         assert await Room(database).advance() == 0
-        assert await room.advance() == 0, "the same process is no exception"
+        assert await room.advance() == 0, "also in the same process"
     assert await Room(database).advance() == 0
     assert await room.jobs() == ["a", "b"]
 
 
-async def test_a_run_that_is_being_advanced_holds_up_no_other(room, database):
+async def test_locked_run_does_not_block_other_runs(room, database):
     one, two = await room.start(step("a"), step("b", "a")), await room.start()
     await room.end("a", run=one)
     async with database.transaction() as tx:
@@ -332,7 +337,7 @@ async def test_a_run_that_is_being_advanced_holds_up_no_other(room, database):
     assert (await room.states(one))["b"] == "RUNNING"
 
 
-async def test_an_advance_of_what_has_changed_since_writes_nothing(room, database):
+async def test_advance_with_stale_run_state_writes_nothing(room, database):
     await room.start(step("a"), step("b", "a"), step("c", "a"))
     await room.end("a")
     async with database.transaction() as tx:
@@ -347,13 +352,13 @@ async def advance_again(room, turns):
         await room.advancer.advancing.advance(tx, turns)
 
 
-async def test_people_wait_for_an_advance_and_then_end_what_it_began(room, database):
+async def test_cancel_waits_for_advance_and_stops_the_steps_it_started(room, database):
     run = await room.start(step("a"), step("b", "a"))
     await room.end("a")
     async with database.transaction() as tx:
         await room.advancer.advancing.advance_pending(tx)
         cancelling = asyncio.create_task(room.desk.cancel(run, "ann"))
-        await until(lambda: is_waited(database), what="the cancel to wait for the run")
+        await until(lambda: is_waiting(database), what="the cancel waiting for the run lock")
     assert await cancelling
     assert (await room.states())["b"] == "STOPPING"
     await room.end("b", "CANCELLED")
@@ -361,7 +366,7 @@ async def test_people_wait_for_an_advance_and_then_end_what_it_began(room, datab
     assert (await room.states())[""] == "CANCELLED"
 
 
-async def test_timers_that_are_due_are_waited_for_by_nobody_who_holds_what_others_need(room, database, monkeypatch):
+async def test_due_timers_do_not_deadlock_concurrent_advances(room, database, monkeypatch):
     await room.declare(
         step("a", compensate=undo()), step("b"), StepSpec(id="wait", type="delay", delay_sec=3600), name="inner"
     )
@@ -371,18 +376,18 @@ async def test_timers_that_are_due_are_waited_for_by_nobody_who_holds_what_other
     await room.end("b", "FAILED", run=one)
     decided, written, write = asyncio.Event(), asyncio.Event(), room.advancer.advancing._write
 
-    async def later(*given):
+    async def delayed_write(*given):
         decided.set()
         await written.wait()
         await write(*given)
 
-    monkeypatch.setattr(room.advancer.advancing, "_write", later)
-    first = asyncio.create_task(take_once(room))
+    monkeypatch.setattr(room.advancer.advancing, "_write", delayed_write)
+    first = asyncio.create_task(advance_once(room))
     await decided.wait()
     await room.pass_time(3600)
     await room.end("a", run=two)
-    second = asyncio.create_task(take_once(Room(database)))
-    await until(lambda: is_waited(database), what="the second to wait for that, with timers of both")
+    second = asyncio.create_task(advance_once(Room(database)))
+    await until(lambda: is_waiting(database), what="the second advance waiting for the first, with timers of both")
     written.set()
     assert [run.run for turns in await asyncio.gather(first, second) for run in turns] == [one, two]
     monkeypatch.undo()
@@ -391,25 +396,25 @@ async def test_timers_that_are_due_are_waited_for_by_nobody_who_holds_what_other
     assert (await room.states(two))["wait"] == "SUCCEEDED"
 
 
-async def take_once(room):
+async def advance_once(room):
     async with room.database.transaction() as tx:
         return (await room.advancer.advancing.advance_pending(tx)).turns
 
 
-async def is_waited(database):
-    return await database.value(WAITERS) > 0
+async def is_waiting(database):
+    return await database.value(LOCK_WAITERS) > 0
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.5, 9, 11, 86_400])
-async def test_however_short_a_delay_is_it_is_a_row(room, delay):
+async def test_delay_of_any_length_is_a_durable_timer_row(room, delay):
     await room.start(StepSpec(id="wait", type="delay", delay_sec=delay))
     assert await room.timers() == [(0, 1)]
     await room.pass_time(delay)
-    await until(room.advance, what="the delay to be over")
+    await until(room.advance, what="the end of the delay")
     assert (await room.timers(), (await room.states())["wait"]) == ([], "SUCCEEDED")
 
 
-async def test_a_timer_fires_once_among_many(room, database):
+async def test_timer_fires_once_with_concurrent_advancers(room, database):
     runs = [await room.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait")) for _ in range(5)]
     await room.pass_time(60)
     advanced = await asyncio.gather(*(Room(database).advance() for _ in range(4)))
@@ -417,12 +422,12 @@ async def test_a_timer_fires_once_among_many(room, database):
     assert [(await room.told(run)).count(("wait", "succeeded")) for run in runs] == [1] * 5
 
 
-async def test_a_timer_is_kept_when_what_follows_fails(room, monkeypatch):
+async def test_timer_is_kept_when_the_advance_fails(room, monkeypatch):
     await room.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait"))
     await room.pass_time(60)
 
     async def fail(*_args, **_more):
-        raise failpoints.LostReply("nobody there")
+        raise failpoints.LostReply("no reply")
 
     monkeypatch.setattr(room.submitter, "write", fail)
     with pytest.raises(failpoints.LostReply):
@@ -433,7 +438,7 @@ async def test_a_timer_is_kept_when_what_follows_fails(room, monkeypatch):
     assert (await room.states())["a"] == "RUNNING"
 
 
-async def test_timers_of_a_run_that_has_ended_are_removed(room, database):
+async def test_timers_of_ended_run_are_removed(room, database):
     run = await room.start(StepSpec(id="wait", type="delay", delay_sec=3600), step("bad"), timeout_s=60)
     assert len(await room.timers()) == 2
     await room.end("bad", "FAILED")
@@ -442,13 +447,13 @@ async def test_timers_of_a_run_that_has_ended_are_removed(room, database):
 
 
 @pytest.mark.parametrize("code", ["", "fatal", "bad_input", "of a worker's own"])
-def test_what_failed_for_good_is_not_tried_again(code):
+def test_fatal_failure_is_not_retried(code):
     ending = decide_retry(AttemptResult(1, AttemptStatus.FAILED_FATAL, code=code), Retries(most=9), 0)
     assert ending.state == "FAILED"
-    assert ending.reason in FATAL_CODES, "and counts as that, whatever its worker calls it"
+    assert ending.reason in FATAL_CODES, "fatal, whatever code the worker sent"
 
 
-def test_a_step_is_tried_again_after_pauses_that_double_and_differ():
+def test_retry_delay_doubles_with_jitter():
     retries = Retries(most=3, first_s=2.0, longest_s=5.0)
     for failed, whole in ((0, 2.0), (1, 4.0), (2, 5.0)):
         endings = [decide_retry(AttemptResult(1, AttemptStatus.FAILED), retries, failed) for _ in range(50)]
@@ -457,8 +462,8 @@ def test_a_step_is_tried_again_after_pauses_that_double_and_differ():
     assert decide_retry(AttemptResult(1, AttemptStatus.FAILED), retries, 3).state == "FAILED"
 
 
-def test_a_step_waits_as_long_as_it_asks_for():
+def test_retry_delay_honours_requested_delay_up_to_a_day():
     asked = decide_retry(AttemptResult(1, AttemptStatus.FAILED_RETRYABLE, after_s=17.0), Retries(most=1), 0)
     assert (asked.state, asked.delay_s) == ("RETRIED", 17.0)
-    patient = decide_retry(AttemptResult(1, AttemptStatus.FAILED_RETRYABLE, after_s=1e9), Retries(most=1), 0)
-    assert patient.delay_s == 86_400.0, "a day is the most"
+    longest = decide_retry(AttemptResult(1, AttemptStatus.FAILED_RETRYABLE, after_s=1e9), Retries(most=1), 0)
+    assert longest.delay_s == 86_400.0, "a day is the maximum"

@@ -1,4 +1,4 @@
-"""Anybody may submit jobs that name a run as their workflow; those of another show have no part in it."""
+"""Any show may submit jobs that name a run as their workflow; jobs of another show take no part in the run."""
 
 import pytest
 
@@ -9,7 +9,9 @@ from tests.support.jobs import a_show
 from tests.support.queue import sql
 from tests.support.workflows import Room, end_job
 
-UNDOING = sql("SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name")
+COMPENSATIONS = sql(
+    "SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name"
+)
 UNDO = Compensation(topic="undo", task="undo")
 
 
@@ -20,8 +22,8 @@ async def room(database):
     return Room(database)
 
 
-async def stranger(room, run, state="SUCCEEDED", **more):
-    """A job of another show that names the run, and has ended."""
+async def finish_foreign_job(room, run, state="SUCCEEDED", **more):
+    """Submit and end a job of another show that names the run."""
     [made] = await Submitter(room.database).submit(
         [
             Submission(
@@ -37,20 +39,20 @@ async def stranger(room, run, state="SUCCEEDED", **more):
     await room.advance()
 
 
-async def undoing(room):
-    return {row["str_name"]: row["pk_job"] for row in await room.database.rows(UNDOING)}
+async def running_compensations(room):
+    return {row["str_name"]: row["pk_job"] for row in await room.database.rows(COMPENSATIONS)}
 
 
-async def test_a_run_undoes_nothing_that_another_show_did(room):
+async def test_run_does_not_compensate_jobs_of_another_show(room):
     run = await room.start(StepSpec(id="a", task="noop"))
-    await stranger(room, run)
+    await finish_foreign_job(room, run)
     await room.end("a", "FAILED", code="fatal")
     await room.advance()
     assert (await room.states(run))[""] == "FAILED"
-    assert await undoing(room) == {}
+    assert await running_compensations(room) == {}
 
 
-async def test_a_run_that_undoes_goes_on_until_its_own_work_is_undone(room):
+async def test_compensating_run_ends_only_when_its_own_work_is_undone(room):
     run = await room.start(
         StepSpec(id="a", task="noop", compensate=UNDO), StepSpec(id="b", task="noop", depends_on=("a",))
     )
@@ -58,9 +60,9 @@ async def test_a_run_that_undoes_goes_on_until_its_own_work_is_undone(room):
     await room.advance()
     await room.end("b", "FAILED", code="fatal")
     await room.advance()
-    await stranger(room, run)
-    await stranger(room, run, "FAILED", code="fatal")
-    running = await undoing(room)
+    await finish_foreign_job(room, run)
+    await finish_foreign_job(room, run, "FAILED", code="fatal")
+    running = await running_compensations(room)
     assert set(running) == {"undo flow.a", "undo strange"}
 
     await end_job(room.database, running["undo strange"])

@@ -1,4 +1,4 @@
-"""How steps fail through real jobs, and what that sets off: what is undone, and which items are stopped."""
+"""Step failures through real jobs and their effects: what is compensated, and which items are stopped."""
 
 import msgspec
 import pytest
@@ -29,40 +29,40 @@ def undo(name):
     return Compensation(topic="undo", task="square", context={"value": name})
 
 
-class Works:
-    """A farm, and what is asked of its workflows."""
+class WorkflowClient:
+    """The workflow commands and queries of a replica."""
 
     def __init__(self, farm):
         self.farm = farm
-        self.desk = farm.replica.workflows
-        self.looking = RunQueries(farm.database)
+        self.commands = farm.replica.workflows
+        self.queries = RunQueries(farm.database)
 
     async def start(self, *steps, given=None, **more):
-        await self.desk.declare(WorkflowSpec(name="flow", show="film", steps=steps, **more), "ann")
-        return (await self.desk.start("film", "flow", given, actor="ann")).run
+        await self.commands.declare(WorkflowSpec(name="flow", show="film", steps=steps, **more), "ann")
+        return (await self.commands.start("film", "flow", given, actor="ann")).run
 
     async def ended(self, run):
-        async def over():
-            found = await self.looking.get(run)
+        async def ended_run():
+            found = await self.queries.get(run)
             return found if found.state.ended else None
 
-        return await until(over, within_s=20, what=f"the end of run {run}")
+        return await until(ended_run, within_s=20, what=f"the end of run {run}")
 
     async def run(self, *steps, given=None, **more):
         return await self.ended(await self.start(*steps, given=given, **more))
 
     async def undone(self):
-        """Of whom compensations ran, in order; they are called with a number."""
+        """Arguments of the compensations that ran, in order."""
         return seen.get("square", [])
 
 
 @pytest.fixture
-async def works(monkeypatch, database_url, redis_url, nats_url, bus_prefix):
+async def workflows(monkeypatch, database_url, redis_url, nats_url, bus_prefix):
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: Table())
     async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=(NO_SECRETS,)) as farm:
         await farm.show()
         await farm.worker()
-        yield Works(farm)
+        yield WorkflowClient(farm)
         await farm.quiet()
 
 
@@ -81,54 +81,54 @@ TRIGGERS = {
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-async def test_each_way_to_fail_undoes_what_was_done_where_the_workflow_says_so_and_nowhere_else(works, trigger):
+async def test_each_failure_kind_compensates_only_when_configured(workflows, trigger):
     hanging("slow")
     what, state = TRIGGERS[trigger]
     last = StepSpec(id="last", depends_on=("first",), **what)
-    run = await works.run(FIRST, last, rollback_on=frozenset({trigger}))
+    run = await workflows.run(FIRST, last, rollback_on=frozenset({trigger}))
     assert (run.state, states(run)["last"]) == (state, state)
-    assert await works.undone() == ([5, 3] if trigger == "quarantined" else [3])
+    assert await workflows.undone() == ([5, 3] if trigger == "quarantined" else [3])
     seen.clear()
     others = frozenset(TRIGGERS) - {trigger, *({"failed"} if trigger == "fatal" else ())}
-    assert (await works.run(FIRST, last, rollback_on=others)).state == state
-    assert await works.undone() == []
+    assert (await workflows.run(FIRST, last, rollback_on=others)).state == state
+    assert await workflows.undone() == []
 
 
-async def test_the_first_item_that_fails_ends_its_step_and_stops_the_others(works):
+async def test_first_failed_item_ends_the_step_and_stops_its_siblings(workflows):
     for name in ("a", "b", "c", "d"):
         hanging(name)
-    run = await works.start(
+    run = await workflows.start(
         StepSpec(id="each", task="hang", args=("${item}",), for_each=["a", "b", "nobody", "c", "d"], max_parallel=3),
     )
-    found = await works.ended(run)
+    found = await workflows.ended(run)
     assert found.state == "FAILED"
     assert found.error == "Step each: Item 2: KeyError: 'nobody'"
     began = seen["began"]
     assert began.count("nobody") == 1
-    assert "d" not in began, "what was not begun by then is not begun"
-    await until(lambda: sorted(seen.get("stopped", [])) == sorted(set(began) - {"nobody"}), what="the siblings stopped")
+    assert "d" not in began, "no item starts after the failure"
+    await until(
+        lambda: sorted(seen.get("stopped", [])) == sorted(set(began) - {"nobody"}), what="the stop of the siblings"
+    )
 
 
-async def test_no_more_items_run_at_a_time_than_the_window_has(works):
+async def test_concurrent_items_never_exceed_max_parallel(workflows):
     names = [f"n{number}" for number in range(6)]
     for name in names:
         hanging(name)
-    run = await works.start(
+    run = await workflows.start(
         StepSpec(id="each", task="hang", args=("${item}",), for_each="${input.names}", max_parallel=2),
         given={"names": names},
     )
     for done in range(len(names)):
-        await until(
-            lambda done=done: len(seen.get("began", [])) >= min(done + 2, len(names)), what="the window to be full"
-        )
+        await until(lambda done=done: len(seen.get("began", [])) >= min(done + 2, len(names)), what="a full window")
         assert len(seen["began"]) - done <= 2
         gates[seen["began"][done]].set()
-    found = await works.ended(run)
+    found = await workflows.ended(run)
     assert (found.state, found.steps[0].output) == ("SUCCEEDED", names)
 
 
-async def test_a_list_of_one_is_a_list_and_items_that_return_nothing_are_items(works):
-    run = await works.run(
+async def test_single_item_and_none_results_are_still_lists(workflows):
+    run = await workflows.run(
         StepSpec(id="one", task="square", args=("${item}",), for_each=[3]),
         StepSpec(id="none", task="noop", for_each=[1, 2, 3]),
         StepSpec(id="bad", task="boom", for_each=[1], depends_on=("one", "none")),
@@ -137,7 +137,7 @@ async def test_a_list_of_one_is_a_list_and_items_that_return_nothing_are_items(w
     assert run.error == "Step bad: Item 0: ValueError: no luck"
 
 
-async def test_what_some_items_did_before_another_failed_is_undone(works):
+async def test_items_completed_before_a_failure_are_compensated(workflows):
     each = StepSpec(
         id="each",
         task="flaky",
@@ -146,46 +146,46 @@ async def test_what_some_items_did_before_another_failed_is_undone(works):
         max_parallel=1,
         compensate=Compensation(topic="undo", task="echo", context={"value": "${steps.each.output}"}),
     )
-    run = await works.run(each, rollback_on=frozenset({"failed"}))
+    run = await workflows.run(each, rollback_on=frozenset({"failed"}))
     assert run.state == "FAILED"
-    saga = await works.looking.saga(run.show_id, str(run.id))
+    saga = await workflows.queries.saga(run.show_id, str(run.id))
     assert (saga.state, [(entry.step, entry.state) for entry in saga.entries]) == ("rolled_back", [("each", "done")])
-    [(*_, value)] = await works.farm.ends(saga.entries[0].undo)
+    [(*_, value)] = await workflows.farm.ends(saga.entries[0].undo)
     assert msgspec.msgpack.decode(value) == [1, None]
 
 
-async def test_who_fails_for_good_in_a_parallel_fails_for_good_with_it(works):
-    run = await works.run(
+async def test_fatal_failure_in_parallel_is_fatal_for_the_run(workflows):
+    run = await workflows.run(
         FIRST,
         StepSpec(id="both", type="parallel", depends_on=("first",), parallel=ParallelSpec(steps=("good", "bad"))),
         StepSpec(id="good", task="noop"),
         StepSpec(id="bad", task="fatal"),
     )
-    assert (run.state, await works.undone()) == ("FAILED", [3])
+    assert (run.state, await workflows.undone()) == ("FAILED", [3])
 
 
-async def test_who_fails_for_good_and_is_not_mended_has_failed_for_good(works):
-    run = await works.run(
+async def test_fatal_failure_with_failed_handler_is_fatal_for_the_run(workflows):
+    run = await workflows.run(
         FIRST,
         StepSpec(id="bad", task="fatal", depends_on=("first",), on_error="mend"),
         StepSpec(id="mend", task="boom"),
     )
-    assert (run.state, await works.undone()) == ("FAILED", [3])
+    assert (run.state, await workflows.undone()) == ("FAILED", [3])
 
 
-async def test_a_run_whose_output_cannot_be_made_has_failed_and_is_undone(works):
-    run = await works.run(FIRST, output={"x": "${input.x}"}, rollback_on=frozenset({"failed"}))
-    assert (run.state, await works.undone()) == ("FAILED", [3])
+async def test_unresolvable_run_output_fails_and_compensates_the_run(workflows):
+    run = await workflows.run(FIRST, output={"x": "${input.x}"}, rollback_on=frozenset({"failed"}))
+    assert (run.state, await workflows.undone()) == ("FAILED", [3])
     assert "no value" in run.error
 
 
-async def test_jobs_of_no_workflow_are_undone_when_one_of_them_fails_for_good_and_for_nothing_less(works):
+async def test_jobs_outside_workflows_are_compensated_only_on_fatal_failure(workflows):
     async def submit(task, *args, **more):
         layer = LayerSpec(task=task, input={"args": list(args), "kwargs": {}})
-        [submitted] = await works.farm.submitter.submit(
+        [submitted] = await workflows.farm.submitter.submit(
             [Submission(show="film", workflow_id="trip", layers=(layer,), **more)]
         )
-        return await works.farm.ended(submitted.job)
+        return await workflows.farm.ended(submitted.job)
 
     for value in (3, 4):
         by = Compensation(topic="undo", task="square", context={"args": [value], "kwargs": {}})
@@ -196,7 +196,7 @@ async def test_jobs_of_no_workflow_are_undone_when_one_of_them_fails_for_good_an
     assert await submit("fatal") == "FAILED"
 
     async def rolled_back():
-        return await works.farm.database.value(SAGA, "trip") == "rolled_back"
+        return await workflows.farm.database.value(SAGA, "trip") == "rolled_back"
 
     await until(rolled_back, what="the rollback")
-    assert await works.undone() == [4, 3]
+    assert await workflows.undone() == [4, 3]

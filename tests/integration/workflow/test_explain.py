@@ -1,4 +1,4 @@
-"""What a run is said to wait for is what it waits for: once that has happened, the run goes on."""
+"""Explain names what a run waits for: once that has happened, the run continues."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from rota.model.workflows.approval_steps import ApprovalSpec
 from rota.model.workflows.spec import ParallelSpec, StepSpec
 from rota.workflow.explain import RunExplainer
 from tests.integration.engine.admission.approvals_support import BOB, EVE
-from tests.integration.workflow.test_approvals import Asking
+from tests.integration.workflow.test_approvals import ApprovalHarness
 from tests.support.commands import Terminal
 from tests.support.jobs import a_show
 from tests.support.queue import sql
@@ -23,19 +23,19 @@ from tests.support.workflows import end_job
 
 AFTER = StepSpec(id="z", task="noop", depends_on=("a",))
 UNDO = Compensation(topic="undo", task="undo")
-UNDOING = sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'")
+RUNNING_COMPENSATION = sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'")
 
 
-class Explaining(Asking):
+class Explaining(ApprovalHarness):
     async def explained(self, run=None):
         return await RunExplainer(Explainer(self.database)).explain(RunId(run or self.run))
 
     async def waits(self, run=None):
-        """Codes of what it waits for, without what is said of the whole installation."""
+        """Codes of its reasons, without those of the whole installation."""
         return [cause.code.value for cause in (await self.explained(run)).reasons if cause.code != "no_server"]
 
     async def goes_on(self):
-        """Whether the step that comes last was begun."""
+        """Advance the run; whether its last step was started."""
         await self.advance()
         return (await self.states())["z"] == "RUNNING"
 
@@ -46,11 +46,11 @@ async def room(database):
     return Explaining(database)
 
 
-async def test_a_delay_until_when(room):
+async def test_explain_delay_names_its_end(room):
     await room.start(StepSpec(id="a", type="delay", delay_sec=3600), AFTER)
-    told = await room.explained()
-    [cause, server] = told.reasons
-    assert (cause.code, cause.step, cause.tier, told.sentence) == ("deferred", "a", "blocked", cause.sentence)
+    explanation = await room.explained()
+    [cause, server] = explanation.reasons
+    assert (cause.code, cause.step, cause.tier, explanation.sentence) == ("deferred", "a", "blocked", cause.sentence)
     assert re.fullmatch(r"Step a waits until \d{4}-.* UTC, for 60 min more\.", cause.sentence)
     assert f"`rota workflow cancel {room.run}`" in cause.remedy
     assert server.code == "no_server"
@@ -60,7 +60,7 @@ async def test_a_delay_until_when(room):
     assert await room.goes_on()
 
 
-async def test_an_approval_by_whom_and_who_has_voted(room):
+async def test_explain_approval_names_approvers_and_votes(room):
     spec = ApprovalSpec(text="Go?", quorum=2, approvers=("bob", "eve", "ann"), expires_s=3 * 86_400)
     await room.start(StepSpec(id="a", type="approval", approval=spec), AFTER)
     await room.people.approve(f"{room.run}:a", BOB)
@@ -75,35 +75,35 @@ async def test_an_approval_by_whom_and_who_has_voted(room):
     assert await room.goes_on()
 
 
-async def test_a_job_with_what_that_says_of_itself(room):
+async def test_explain_job_step_includes_the_job_explanation(room):
     await room.start(StepSpec(id="a", task="noop", topic="nowhere"), AFTER)
-    told = await room.explained()
-    [job] = told.jobs
+    explanation = await room.explained()
+    [job] = explanation.jobs
     assert (job.job, job.reasons[0].code) == (await room.job("a"), "no_pool_mapping")
-    assert told.reasons[0].code == "waiting_on_job"
-    assert told.sentence == f"Step a waits for job {job.job}: {job.sentence}"
+    assert explanation.reasons[0].code == "waiting_on_job"
+    assert explanation.sentence == f"Step a waits for job {job.job}: {job.sentence}"
     await room.end("a")
-    told = await room.explained()
-    assert told.reasons[0].code == "news_waiting"
-    assert "It has ended as SUCCEEDED" in told.reasons[1].sentence
+    explanation = await room.explained()
+    assert explanation.reasons[0].code == "news_waiting"
+    assert "It has ended as SUCCEEDED" in explanation.reasons[1].sentence
     assert await room.goes_on()
 
 
-async def test_another_run_and_what_that_one_waits_for(room):
+async def test_explain_nested_run_includes_what_it_waits_for(room):
     await room.declare(StepSpec(id="inner", type="delay", delay_sec=60), name="child")
     await room.start(StepSpec(id="a", type="workflow", workflow="child"), AFTER)
     child = await room.job("a")
-    told = await room.explained()
-    assert [(each.code, each.run, each.step) for each in told.reasons[:2]] == [
+    explanation = await room.explained()
+    assert [(each.code, each.run, each.step) for each in explanation.reasons[:2]] == [
         ("waiting_on_run", room.run, "a"),
         ("deferred", child, "inner"),
     ]
-    assert told.sentence.startswith(f"Step a waits for run {child}: Step inner waits until")
+    assert explanation.sentence.startswith(f"Step a waits for run {child}: Step inner waits until")
     await room.pass_time(60)
     assert await room.goes_on()
 
 
-async def test_whoever_has_paused_it(room):
+async def test_explain_paused_run_names_who_paused_it(room):
     await room.start(StepSpec(id="a", task="noop"), AFTER)
     await room.desk.pause(room.run, "eve")
     await room.end("a")
@@ -117,19 +117,21 @@ async def test_whoever_has_paused_it(room):
     assert await room.goes_on()
 
 
-async def test_what_is_stopped_and_has_not_stopped_yet(room):
+async def test_explain_ending_run_names_steps_still_stopping(room):
     await room.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
     await room.end("a", "FAILED", code="boom", error="no luck")
     await room.advance()
-    told = await room.explained()
-    assert told.reasons[0].code == "ending"
-    assert told.sentence.startswith("It is being ended (Step a: no luck); step b is being stopped, and waits for job")
+    explanation = await room.explained()
+    assert explanation.reasons[0].code == "ending"
+    assert explanation.sentence.startswith(
+        "It is being ended (Step a: no luck); step b is being stopped, and waits for job"
+    )
     await room.end("b", "CANCELLED")
     await room.advance()
     assert (await room.explained()).sentence == "It has ended as FAILED: Step a: no luck."
 
 
-async def test_a_run_that_fails_while_it_is_paused_is_ended_and_not_paused_any_more(room):
+async def test_run_that_fails_while_paused_is_explained_as_ending(room):
     await room.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
     await room.desk.pause(room.run, "eve")
     await room.end("a", "FAILED", code="boom", error="no luck")
@@ -138,7 +140,7 @@ async def test_a_run_that_fails_while_it_is_paused_is_ended_and_not_paused_any_m
     assert await room.waits() == ["ending"]
 
 
-async def test_what_is_undone_what_could_not_be_and_what_to_type(room, database):
+async def test_explain_compensation_names_progress_failures_and_retry_command(room, database):
     steps = [StepSpec(id=name, task="noop", compensate=UNDO) for name in ("x", "y")]
     bad = StepSpec(id="bad", task="noop", depends_on=("x", "y"))
     await room.start(*steps, bad, rollback_on=["failed"])
@@ -148,49 +150,49 @@ async def test_what_is_undone_what_could_not_be_and_what_to_type(room, database)
     await room.end("bad", "FAILED", code="boom", error="no luck")
     await room.advance()
     for name, state, then in (("y", "FAILED", "Not undone: step y"), ("x", "SUCCEEDED", "")):
-        told = await room.explained()
-        undo = await database.value(UNDOING)
-        assert [cause.code for cause in told.reasons[:1]] == ["compensating"]
-        assert f"its jobs are being undone: step {name} by job {undo}" in told.sentence
-        assert (told.reasons[0].waits_for, told.jobs[0].job) == (undo, undo)
-        await end_undo(room, undo, state)
+        explanation = await room.explained()
+        undo = await database.value(RUNNING_COMPENSATION)
+        assert [cause.code for cause in explanation.reasons[:1]] == ["compensating"]
+        assert f"its jobs are being undone: step {name} by job {undo}" in explanation.sentence
+        assert (explanation.reasons[0].waits_for, explanation.jobs[0].job) == (undo, undo)
+        await end_compensation(room, undo, state)
         if then:
             assert then in (await room.explained()).sentence
-    told = await room.explained()
-    assert (told.state, told.reasons) == ("FAILED", ())
-    assert "Its jobs were undone in part. Not undone: step y (still no luck)." in told.sentence
-    [typed] = re.findall(r"`rota workflow rollback (\S+)` retries", told.sentence)
+    explanation = await room.explained()
+    assert (explanation.state, explanation.reasons) == ("FAILED", ())
+    assert "Its jobs were undone in part. Not undone: step y (still no luck)." in explanation.sentence
+    [typed] = re.findall(r"`rota workflow rollback (\S+)` retries", explanation.sentence)
     assert await room.desk.roll_back(RunId(room.run), "ann") == 1, typed
     await room.advance()
-    await end_undo(room, await database.value(UNDOING), "SUCCEEDED")
+    await end_compensation(room, await database.value(RUNNING_COMPENSATION), "SUCCEEDED")
     assert (await room.explained()).sentence.endswith("Its jobs were undone.")
 
 
-async def end_undo(room, job, state):
+async def end_compensation(room, job, state):
     failed = {"code": "boom", "error": "still no luck"} if state == "FAILED" else {}
     await end_job(room.database, job, state, **failed)
     await room.advance()
 
 
-async def test_one_of_several_and_everything_else_that_it_waits_for(room):
+async def test_explain_any_parallel_lists_every_pending_member(room):
     members = (StepSpec(id="a", task="noop"), StepSpec(id="b", type="delay", delay_sec=60))
     await room.start(*members, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("a", "b"), need="any")))
     assert await room.waits() == ["waiting_on_job", "deferred"]
 
 
-async def test_a_server_that_is_up_is_not_missed(room, database):
+async def test_explain_omits_no_server_while_a_server_is_up(room, database):
     await room.start(StepSpec(id="a", type="delay", delay_sec=60), AFTER)
     assert [each.code for each in (await room.explained()).reasons] == ["deferred", "no_server"]
     async with Leases(database).hold(LEASE, kind="recovery", ttl_s=60):
         assert [each.code for each in (await room.explained()).reasons] == ["deferred"]
 
 
-async def test_a_run_that_there_is_not(room):
+async def test_explain_unknown_run_is_not_found(room):
     with pytest.raises(NotFound):
         await room.explained(uuid7(1, bytes(10)))
 
 
-async def test_it_is_typed(room, monkeypatch, capsys, tmp_path, database_url):
+async def test_explain_command_prints_text_and_json(room, monkeypatch, capsys, tmp_path, database_url):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
     typed = Terminal(monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""T1 and F1: kill -9, pauses and lost replies at every named place of advancing, wrong clocks, long outages."""
+"""T1 and F1: kill -9, pauses and lost replies at each failpoint of advancing, wrong clocks, long outages."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -21,12 +21,12 @@ FLOW = (
     StepSpec(id="b", task="noop", depends_on=("a",)),
     StepSpec(id="c", task="noop", depends_on=("wait", "b")),
 )
-PLACES = [
+FAILPOINTS = [
     (kind, name)
     for kind, name in failpoints.declared_failpoints()
     if name.startswith("workflow.") and name.split(".")[1] in ("after_take", "before_commit", "advance")
 ]
-CUT_OFF = sql("""
+END_SESSIONS = sql("""
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND state = 'idle in transaction' AND pid <> pg_backend_pid()""")
 
@@ -41,9 +41,9 @@ async def room(database):
     return Room(database)
 
 
-@pytest.mark.parametrize(("kind", "place"), PLACES, ids=[name for _, name in PLACES])
-@pytest.mark.parametrize("what", ["news", "timer"])
-async def test_dying_or_losing_a_reply_advances_a_run_once(spawn, database_url, room, kind, place, what):
+@pytest.mark.parametrize(("kind", "place"), FAILPOINTS, ids=[name for _, name in FAILPOINTS])
+@pytest.mark.parametrize("what", ["inbox", "timer"])
+async def test_crash_or_lost_reply_advances_a_run_once(spawn, database_url, room, kind, place, what):
     await room.start(*FLOW)
     await room.end("a")
     if what == "timer":
@@ -60,7 +60,7 @@ async def test_dying_or_losing_a_reply_advances_a_run_once(spawn, database_url, 
     if kind == "hit":
         assert await room.advance() == 1
     assert await room.advance() == 0
-    if what == "news":
+    if what == "inbox":
         assert await room.jobs() == ["a", "b"]
         assert await room.timers() == [(1, 1)]
         await room.end("b")
@@ -72,27 +72,27 @@ async def test_dying_or_losing_a_reply_advances_a_run_once(spawn, database_url, 
     await room.end("c")
     await room.advance()
     assert set((await room.states()).values()) == {"SUCCEEDED"}
-    told = await room.told()
-    assert len(told) == len(set(told)) == 10, "nothing happened twice"
+    events = await room.told()
+    assert len(events) == len(set(events)) == 10, "nothing happened twice"
 
 
-def test_every_place_of_advancing_is_visited():
-    assert {name for _, name in PLACES} == {"workflow.after_take", "workflow.before_commit", "workflow.advance"}
+def test_every_advance_failpoint_is_covered():
+    assert {name for _, name in FAILPOINTS} == {"workflow.after_take", "workflow.before_commit", "workflow.advance"}
 
 
 @pytest.mark.parametrize("idle_s", [60, 0.2])
-async def test_who_is_paused_in_the_middle_keeps_others_away_for_a_moment_and_then_writes_nothing(
+async def test_paused_advancer_blocks_others_briefly_and_then_writes_nothing(
     spawn, database_url, database, room, idle_s
 ):
     await room.start(*FLOW)
     await room.end("a")
     env = {"URL": database_url, "PAUSE_AT": "workflow.before_commit", "IDLE_S": str(idle_s)}
     client = await spawn("tests.integration.workflow.workflow_client", env=env)
-    await until(lambda: is_stopped(client.pid), what="the client to be paused in its transaction")
+    await until(lambda: is_stopped(client.pid), what="the pause of the client in its transaction")
     if idle_s == 60:
-        assert await room.advance() == 0, "somebody else is at it"
-        await database.run(CUT_OFF)
-    assert await until(room.advance, what="PostgreSQL to end the session of who is paused") == 1
+        assert await room.advance() == 0, "the paused process holds the lock"
+        await database.run(END_SESSIONS)
+    assert await until(room.advance, what="the end of the paused session") == 1
     client.resume()
     assert await client.wait() == 0, await client.errors()
     assert await room.jobs() == ["a", "b"]
@@ -100,7 +100,7 @@ async def test_who_is_paused_in_the_middle_keeps_others_away_for_a_moment_and_th
     assert (await room.states())["b"] == "RUNNING"
 
 
-async def test_a_clock_that_is_wrong_by_hours_fires_nothing_early_and_nothing_late(database):
+async def test_wrong_local_clock_fires_timers_on_time(database):
     await a_show(database)
     fast = Room(database, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
     await fast.start(StepSpec(id="wait", type="delay", delay_sec=60))
@@ -114,7 +114,7 @@ async def test_a_clock_that_is_wrong_by_hours_fires_nothing_early_and_nothing_la
     assert await slow.states() == {"": "SUCCEEDED", "wait": "SUCCEEDED"}
 
 
-async def test_an_outage_of_days_loses_no_timer_and_fires_each_once(room):
+async def test_long_outage_loses_no_timer_and_fires_each_once(room):
     runs = [await room.start(*FLOW) for _ in range(3)]
     for run in runs:
         await room.end("a", run=run)
@@ -126,7 +126,7 @@ async def test_an_outage_of_days_loses_no_timer_and_fires_each_once(room):
         assert await room.timers(run) == []
 
 
-async def test_two_runs_of_one_definition_never_touch_each_other(room):
+async def test_runs_of_one_definition_are_independent(room):
     one, two = await room.start(*FLOW), await room.start(*FLOW)
     await room.end("a", "FAILED", run=one)
     await room.end("a", run=two)
@@ -141,20 +141,20 @@ async def test_two_runs_of_one_definition_never_touch_each_other(room):
     }
 
 
-async def test_a_job_that_only_names_a_run_speaks_for_no_step_of_it(room, database):
+async def test_job_that_only_names_a_run_does_not_complete_its_step(room, database):
     run = await room.start(*FLOW)
-    [stranger] = await room.submitter.submit(
+    [outside_job] = await room.submitter.submit(
         [
             task(workflow_id=str(run)),
         ]
     )
-    await end_job(database, stranger.job, "FAILED")
+    await end_job(database, outside_job.job, "FAILED")
     await room.advance()
     assert (await room.states())["a"] == "RUNNING"
     assert await database.value(NEWS) == 0
 
 
-async def test_advancing_twice_at_once_advances_once(room, database):
+async def test_concurrent_advances_advance_once(room, database):
     await room.start(*FLOW)
     await room.end("a")
     others = [Room(database) for _ in range(4)]

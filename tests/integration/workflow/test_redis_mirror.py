@@ -1,4 +1,4 @@
-"""What Redis shows of timers and sagas: made of PostgreSQL, kept in line with it, and needed by nobody."""
+"""The Redis mirror of timers and sagas: built from PostgreSQL, kept in line with it, and never required."""
 
 import json
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ def delay(name="wait", seconds=3600):
     return StepSpec(id=name, type="delay", delay_sec=seconds)
 
 
-async def test_timers_are_shown_by_when_they_are_due_until_they_have_fired(room):
+async def test_timers_are_mirrored_by_due_time_until_they_fire(room):
     run = await room.start(delay("wait"), delay("nap", 7200.125), name="flow", timeout_s=9000)
     assert await room.mirror.flush()
     assert await room.shown() == {f"{run}:wait:1", f"{run}:nap:1", f"{run}:-:0"}
@@ -45,7 +45,7 @@ async def test_timers_are_shown_by_when_they_are_due_until_they_have_fired(room)
     assert await room.shown() == set()
 
 
-async def test_an_emptied_redis_shows_all_again_after_one_pass_and_nothing_fires_late(room, monkeypatch):
+async def test_flushed_redis_is_refilled_in_one_pass_and_no_timer_is_late(room, monkeypatch):
     monkeypatch.setattr("rota.workflow.redis_mirror.sagas.CHUNK", 1)
     runs = [await room.start(delay(), *THREE) for _ in range(3)]
     for run in runs:
@@ -62,28 +62,28 @@ async def test_an_emptied_redis_shows_all_again_after_one_pass_and_nothing_fires
     assert await room.advance() == 3, "timers fire without Redis"
 
 
-async def test_a_whole_index_is_walked_in_parts_and_a_short_one_at_once(room, monkeypatch):
+async def test_complete_mirror_is_checked_in_chunks_and_a_short_one_at_once(room, monkeypatch):
     monkeypatch.setattr("rota.workflow.redis_mirror.timers.CHUNK", 2)
     await room.declare(delay())
     started = await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
     await room.poller.fill(POLLING)
     assert await room.redis.zcard(TIMERS) == 5
-    # As many as there are, and one of them somebody else's: each pass looks at two more.
+    # The count matches, but one entry is foreign: each pass checks two more.
     await room.redis.zrem(TIMERS, f"flow:{max(each.run for each in started)}:wait:1")
     await room.redis.zadd(TIMERS, {"flow:strange": 1.0})
-    seen = []
+    sizes = []
     for _ in range(3):
         await room.poller.fill(POLLING)
-        seen.append(await room.redis.zcard(TIMERS))
-    assert seen == [5, 5, 6]
+        sizes.append(await room.redis.zcard(TIMERS))
+    assert sizes == [5, 5, 6]
 
 
-async def test_only_what_has_no_timer_is_removed_however_overdue_the_others_are(room):
+async def test_clean_removes_only_entries_without_a_timer(room):
     run = await room.start(delay("a"), delay("b", 1.5))
     await room.mirror.flush()
     await room.pass_time(400 * 86_400)
-    ghosts = {f"flow:{run}:a:2": 1.0, "flow:00000000-0000-0000-0000-000000000000:a:1": 4e9, "nonsense": 0.0}
-    await room.redis.zadd(TIMERS, ghosts)
+    stale_entries = {f"flow:{run}:a:2": 1.0, "flow:00000000-0000-0000-0000-000000000000:a:1": 4e9, "nonsense": 0.0}
+    await room.redis.zadd(TIMERS, stale_entries)
     await room.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
     await room.redis.rpush("saga:film/none%20such:stack", "{}")
     await room.poller.clean(POLLING)
@@ -93,7 +93,7 @@ async def test_only_what_has_no_timer_is_removed_however_overdue_the_others_are(
     assert set((await room.states()).values()) == {"SUCCEEDED"}
 
 
-async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_it_rolls_back(room):
+async def test_saga_stack_lists_next_compensation_first_and_is_locked_during_rollback(room):
     run = await room.start(*THREE)
     for step in ("flight", "hotel", "car"):
         await room.end(step, value={"ticket": 7})
@@ -118,7 +118,7 @@ async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_i
     assert json.loads(await room.redis.lindex(f"saga:{run}:stack", 0))["fence"] == fence
 
     for left in (2, 1, 0):
-        await undo_next(room)
+        await end_next_compensation(room)
         await room.mirror.flush()
         assert len(await room.stack()) == left
     assert await room.redis.keys("saga:*") == []
@@ -126,13 +126,13 @@ async def test_a_saga_is_shown_with_what_is_undone_next_first_and_locked_while_i
     assert ACTIVE_SAGAS._value.get() == 0
 
 
-async def undo_next(room):
+async def end_next_compensation(room):
     [row] = await room.database.rows(sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'"))
     await end_job(room.database, row["pk_undo"])
     await room.advance()
 
 
-async def test_what_is_older_than_what_redis_has_changes_nothing(room):
+async def test_older_saga_state_does_not_overwrite_a_newer_one(room):
     run = await room.start(*THREE)
     await room.end("flight", value={"ticket": 7})
     await room.advance()
@@ -143,7 +143,7 @@ async def test_what_is_older_than_what_redis_has_changes_nothing(room):
     assert (await room.stack())[0] == ("later", "pending", "t")
 
 
-async def test_a_run_that_succeeds_leaves_no_stack(room):
+async def test_succeeded_run_leaves_no_saga_stack(room):
     await room.start(StepSpec(id="a", task="book", compensate=undo()), StepSpec(id="b", task="book", depends_on=("a",)))
     await room.end("a")
     await room.advance()
@@ -155,7 +155,7 @@ async def test_a_run_that_succeeds_leaves_no_stack(room):
     assert await room.redis.keys("saga:*") == []
 
 
-async def test_jobs_that_share_a_name_in_two_shows_are_two_sagas(room):
+async def test_same_workflow_id_in_two_shows_is_two_sagas(room):
     await a_show(room.database, "other", depts=())
     for show in ("film", "other"):
         [job] = await room.submitter.submit([task(show=show, workflow_id="order {17}", compensation=undo())])
@@ -169,7 +169,7 @@ async def test_jobs_that_share_a_name_in_two_shows_are_two_sagas(room):
     assert len(await room.redis.keys("saga:*")) == 2
 
 
-async def test_a_full_queue_drops_and_counts_and_keeps_nobody_waiting(room, monkeypatch):
+async def test_full_mirror_queue_drops_and_counts_without_blocking(room, monkeypatch):
     monkeypatch.setattr(redis_mirror_publisher, "QUEUE_MAX", 2)
     dropped = redis_mirror_publisher.DROPPED.labels("timers", "full")
     before = dropped._value.get()
@@ -182,10 +182,10 @@ async def test_a_full_queue_drops_and_counts_and_keeps_nobody_waiting(room, monk
     assert await room.redis.zcard(TIMERS) == 5
 
 
-async def test_while_redis_is_away_changes_are_dropped_and_runs_go_on(database):
+async def test_redis_outage_drops_mirror_updates_and_runs_continue(database):
     await a_show(database)
-    async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as nobody:
-        room = Netted(database, nobody)
+    async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as unreachable:
+        room = Netted(database, unreachable)
         await room.start(delay())
         assert not await room.mirror.flush()
         await room.poller._run_step(room.poller.fill, POLLING)
@@ -193,20 +193,20 @@ async def test_while_redis_is_away_changes_are_dropped_and_runs_go_on(database):
         assert await room.advance() == 1
 
 
-async def test_keys_that_are_used_for_something_else_hurt_nobody(room):
+async def test_mirror_keys_of_the_wrong_type_are_harmless(room):
     await room.redis.set(TIMERS, "mine")
     run = await room.start(delay(), *THREE)
     await room.redis.set(f"saga:{run}:stack", "mine")
     await room.end("flight", value={"ticket": 7})
     await room.advance()
     assert not await room.mirror.flush()
-    assert await room.mirror.flush(), "what could not be told is not kept"
+    assert await room.mirror.flush(), "a failed update is not kept"
     for step in (room.poller.fill, room.poller.clean):
         await room.poller._run_step(step, POLLING)
     assert await room.redis.get(TIMERS) == b"mine"
 
 
-async def test_replicas_with_clocks_apart_show_and_fire_the_same(database, redis):
+async def test_replicas_with_different_clocks_mirror_and_fire_alike(database, redis):
     await a_show(database)
     fast = Netted(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
     slow = Netted(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))

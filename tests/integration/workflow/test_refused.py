@@ -1,4 +1,4 @@
-"""What cannot be read, submitted or written of one run is told of that run, and keeps no other from going on."""
+"""A run that cannot be read, submitted or written fails alone and does not block other runs."""
 
 import pytest
 
@@ -20,7 +20,7 @@ async def room(database):
 
 
 @pytest.mark.parametrize("error", ["unsupported: \\u0000 cannot be converted to text", "\\u0000", "\\\\u0000 x"])
-async def test_an_error_may_say_anything(room, error):
+async def test_step_error_may_contain_any_text(room, error):
     bad = await room.start(StepSpec(id="a", task="noop"))
     good = await room.start()
     await room.end("a", "FAILED", code="fatal", error=error, run=bad)
@@ -31,7 +31,7 @@ async def test_an_error_may_say_anything(room, error):
     assert (await room.states(good))[""] == "SUCCEEDED"
 
 
-async def test_whoever_cancels_may_say_anything(room):
+async def test_cancel_reason_may_contain_any_text(room):
     run = await room.start(
         StepSpec(id="a", task="noop", compensate=UNDO),
         StepSpec(id="b", task="noop", depends_on=("a",)),
@@ -46,7 +46,7 @@ async def test_whoever_cancels_may_say_anything(room):
     assert (await room.looking.get(run)).error == "because  of it"
 
 
-async def test_a_run_that_cannot_be_advanced_fails_alone(room):
+async def test_unreadable_result_fails_only_its_run(room):
     bad = await room.start(StepSpec(id="a", task="noop"))
     good = await room.start()
     await room.end("a", value=1, run=bad)
@@ -59,7 +59,7 @@ async def test_a_run_that_cannot_be_advanced_fails_alone(room):
     assert await room.database.value(NEWS) == 0
 
 
-async def test_a_workflow_mends_a_step_that_was_refused(room):
+async def test_nested_workflow_handles_a_refused_step(room):
     await room.declare(StepSpec(id="x", type="notify", notify="hello"), name="mender")
     run = await room.start(
         StepSpec(id="a", task="noop", on_error="mend"),
@@ -71,7 +71,7 @@ async def test_a_workflow_mends_a_step_that_was_refused(room):
     assert (states["a"], states["mend"], states[""]) == ("FAILED", "SUCCEEDED", "SUCCEEDED")
 
 
-async def test_a_timer_that_is_due_is_not_asked_for_all_the_time_while_somebody_else_is_at_its_run(room):
+async def test_due_timer_of_a_locked_run_is_not_polled_continuously(room):
     run = await room.start(StepSpec(id="wait", type="delay", delay_sec=60))
     await room.pass_time(61)
     async with room.database.transaction() as tx:

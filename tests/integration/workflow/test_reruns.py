@@ -1,4 +1,4 @@
-"""What a rerun takes over nobody else goes on with, and what was mended before it is not done again."""
+"""A rerun takes over compensations exclusively, and failures handled before it are not repeated."""
 
 import asyncio
 
@@ -25,8 +25,8 @@ async def owners(room):
     return [row["workflow_id"] for row in await room.database.rows(OWNERS)]
 
 
-async def failed(room, **more):
-    """A run that has failed in its last step, with something to undo."""
+async def failed_run(room, **more):
+    """A run that failed in its last step and has a compensation to run."""
     run = await room.start(
         StepSpec(id="a", task="noop", compensate=UNDO, **more), StepSpec(id="b", task="noop", depends_on=("a",))
     )
@@ -38,8 +38,8 @@ async def failed(room, **more):
     return run
 
 
-async def test_what_a_rerun_has_taken_over_no_other_takes_from_it_while_it_goes_on(room):
-    run = await failed(room)
+async def test_compensations_taken_over_by_an_active_rerun_are_not_taken_again(room):
+    run = await failed_run(room)
     tried = await asyncio.gather(*(room.desk.rerun(run, "b", "ann") for _ in range(3)), return_exceptions=True)
     [again] = [each.run for each in tried if not isinstance(each, Refused)]
     assert await owners(room) == [str(again)]
@@ -49,7 +49,7 @@ async def test_what_a_rerun_has_taken_over_no_other_takes_from_it_while_it_goes_
     assert await owners(room) == [str(third)]
 
 
-async def test_what_a_run_inside_did_is_undone_with_the_outer_one_that_goes_on(room):
+async def test_nested_run_compensations_belong_to_the_active_outer_run(room):
     await room.declare(
         StepSpec(id="a", task="noop", compensate=UNDO),
         StepSpec(id="b", task="noop", depends_on=("a",)),
@@ -68,13 +68,13 @@ async def test_what_a_run_inside_did_is_undone_with_the_outer_one_that_goes_on(r
     assert await owners(room) == [str(outer)]
 
 
-async def test_every_round_of_a_loop_is_taken_over(room):
-    run = await failed(room, loop=LoopSpec(most=3))
+async def test_every_loop_round_is_taken_over_by_a_rerun(room):
+    run = await failed_run(room, loop=LoopSpec(most=3))
     again = (await room.desk.rerun(run, "b", "ann")).run
     assert await owners(room) == [str(again)] * 3
 
 
-async def test_a_step_that_failed_and_was_mended_does_not_run_again(room):
+async def test_handled_step_failure_is_not_repeated_by_a_rerun(room):
     run = await room.start(
         StepSpec(id="a", task="noop", on_error="mend"),
         StepSpec(id="mend", task="noop", on_error="last"),

@@ -1,4 +1,4 @@
-"""A process that advances runs until there is nothing to advance; it asks again when a reply is lost. Prints `done`."""
+"""A process that advances runs until there is nothing to advance; it retries after a lost reply. Prints `done`."""
 
 import asyncio
 import os
