@@ -1,9 +1,9 @@
-"""A process that runs agents; the tests kill, pause and crash it. Prints `ready` when it does.
+"""A process that runs agents; the tests kill, pause and crash it. Prints `ready` once it runs.
 
     python -m tests.integration.agents.agents_pod NAME LEASE_S WORK_MS AGENT=INTERVAL_MS …
 
-Each run leaves a `begin` and, `WORK_MS` later, an `end` in `rota.agent_note`; both only for as long as PostgreSQL has
-it as the present run, as whoever uses the run number as a fence would do it.
+Each run writes a `begin` and, `WORK_MS` later, an `end` to `rota.agent_note`, each only while PostgreSQL has it as the
+current run: the run number serves as a fencing token.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ async def main(name, lease_s, work_ms, *agents):
     settings |= {"scheduler__refresh_period_seconds": 1}
     pod = Pod(database, redis, name=name, lease_s=float(lease_s), settings=settings, **declared)
 
-    async def say(life):
+    async def announce(life):
         print("ready", flush=True)
         life.ready()
         await life.until_draining()
 
-    pod.supervisor.add(Service("say", say))
+    pod.supervisor.add(Service("announce", announce))
     status = await run_until_signalled(pod.supervisor)
     await redis.aclose()
     await database.close()

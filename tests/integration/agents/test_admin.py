@@ -1,4 +1,4 @@
-"""What people do with agents: pause, resume, trigger, remove, and see what came of their runs."""
+"""Agent administration: pause, resume, trigger, remove, and the history of runs."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from tests.support.agents import HOUR_MS, Pod, Seen, every, in_sets, now_ms, row
 from tests.support.queue import sql
 from tests.support.waiting import until
 
-LATE = sql("UPDATE rota.agent SET ts_due = ts_due - interval '3 h', ts_slot = ts_slot - interval '3 h'")
+MAKE_LATE = sql("UPDATE rota.agent SET ts_due = ts_due - interval '3 h', ts_slot = ts_slot - interval '3 h'")
 AUDIT = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq")
 
 
@@ -25,7 +25,7 @@ def admin(database, redis):
     return AgentAdmin(database, redis, AgentKeySettings(), "anna")
 
 
-async def test_a_paused_agent_begins_no_run_until_it_is_resumed(database, redis, seen, admin):
+async def test_paused_agent_starts_no_run_until_resumed(database, redis, seen, admin):
     async with Pod(database, redis, beat=every(50, seen.quick), other=every(50, seen.quick)):
         await until(lambda: seen.count("beat") >= 2)
         assert await admin.pause("beat")
@@ -45,22 +45,22 @@ async def _is_idle(database, name):
     return (await row(database, name))["running"] is None
 
 
-async def test_a_run_that_is_under_way_outlives_the_pause(database, redis, seen, admin):
+async def test_active_run_outlives_a_pause(database, redis, seen, admin):
     async with Pod(database, redis, beat=every(50, seen.hang)):
         await until(lambda: seen.count("beat") == 1)
         await admin.pause("beat")
         seen.gates["beat"].set()
         [run] = await until(lambda: admin.history("beat"))
         assert run.outcome == "SUCCEEDED"
-        await until(lambda: _is_nowhere(redis, "beat"))
+        await until(lambda: _is_not_indexed(redis, "beat"))
     assert seen.count("beat") == 1
 
 
-async def _is_nowhere(redis, name):
+async def _is_not_indexed(redis, name):
     return await in_sets(redis, name) == []
 
 
-async def test_a_pause_survives_an_emptied_redis(database, redis, seen, admin):
+async def test_pause_survives_a_redis_flush(database, redis, seen, admin):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, beat=every(50, seen.quick), other=every(HOUR_MS, seen.quick)):
         await until(lambda: seen.count("beat") >= 1)
@@ -73,7 +73,7 @@ async def test_a_pause_survives_an_emptied_redis(database, redis, seen, admin):
         assert seen.count("beat") == began
 
 
-async def test_a_trigger_runs_an_agent_at_once(database, redis, seen, admin):
+async def test_trigger_runs_an_agent_at_once(database, redis, seen, admin):
     async with Pod(database, redis, daily=every(24 * HOUR_MS, seen.quick)):
         await until(lambda: _has_run(admin, "daily", 1))
         asked_ms = now_ms()
@@ -88,7 +88,7 @@ async def _has_run(admin, name, times):
     return len(await admin.history(name)) >= times
 
 
-async def test_a_trigger_during_a_run_is_queued_once_or_refused(database, redis, seen, admin):
+async def test_trigger_during_a_run_is_queued_once_or_refused(database, redis, seen, admin):
     agents = {"queues": every(HOUR_MS, seen.hang, overlap="queue"), "skips": every(HOUR_MS, seen.hang)}
     async with Pod(database, redis, **agents):
         await until(lambda: len(seen.runs) == 2)
@@ -103,7 +103,7 @@ async def test_a_trigger_during_a_run_is_queued_once_or_refused(database, redis,
     assert not seen.overlaps
 
 
-async def test_a_paused_agent_is_not_triggered(database, redis, seen, admin):
+async def test_trigger_of_paused_agent_is_refused(database, redis, seen, admin):
     async with Pod(database, redis, daily=every(HOUR_MS, seen.quick)):
         await until(lambda: seen.count("daily") == 1)
         await admin.pause("daily")
@@ -111,13 +111,13 @@ async def test_a_paused_agent_is_not_triggered(database, redis, seen, admin):
             await admin.trigger("daily")
 
 
-async def test_what_an_agent_skips_while_it_was_paused_is_not_run_on_resume(database, redis, seen, admin):
+async def test_resume_does_not_run_slots_skipped_while_paused(database, redis, seen, admin):
     agents = {"skips": every(HOUR_MS, seen.quick, catch_up="skip"), "once": every(HOUR_MS, seen.quick)}
     async with Pod(database, redis, **agents):
         for name in agents:
             await until(lambda name=name: _has_run(admin, name, 1))
             await admin.pause(name)
-        await database.run(LATE)
+        await database.run(MAKE_LATE)
         for name in agents:
             await admin.resume(name)
         await until(lambda: seen.count("once") == 2)
@@ -125,14 +125,14 @@ async def test_what_an_agent_skips_while_it_was_paused_is_not_run_on_resume(data
     assert (await row(database, "skips"))["due_ms"] > now_ms()
 
 
-async def test_an_agent_is_removed_with_its_history(database, redis, seen, admin):
+async def test_removed_agent_loses_its_history(database, redis, seen, admin):
     async with Pod(database, redis, beat=every(HOUR_MS, seen.quick)):
         await until(lambda: _has_run(admin, "beat", 1))
     await admin.remove("beat")
     assert await in_sets(redis, "beat") == []
-    for ask in (admin.show, admin.history, admin.pause, admin.resume, admin.trigger, admin.remove):
+    for call in (admin.show, admin.history, admin.pause, admin.resume, admin.trigger, admin.remove):
         with pytest.raises(NotFound, match="no agent 'beat'"):
-            await ask("beat")
+            await call("beat")
 
 
 async def test_history_has_durations_and_errors_and_is_bounded(database, redis, seen, admin):
@@ -146,12 +146,12 @@ async def test_history_has_durations_and_errors_and_is_bounded(database, redis, 
     assert len(await admin.history("bad", 5)) == 5
 
 
-async def test_changes_are_in_the_audit_log(database, redis, seen, admin):
+async def test_agent_changes_are_audited(database, redis, seen, admin):
     before = len(await database.rows(AUDIT))
     async with Pod(database, redis, beat=every(HOUR_MS, seen.quick)):
         await until(lambda: _has_run(admin, "beat", 1))
         await admin.pause("beat")
         await admin.resume("beat")
         await admin.trigger("beat")
-    told = [tuple(each.values()) for each in await database.rows(AUDIT)][before:]
-    assert told == [("anna", f"agent.{what}", "agent:beat") for what in ("pause", "resume", "trigger")]
+    entries = [tuple(each.values()) for each in await database.rows(AUDIT)][before:]
+    assert entries == [("anna", f"agent.{what}", "agent:beat") for what in ("pause", "resume", "trigger")]

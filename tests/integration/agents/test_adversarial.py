@@ -1,4 +1,4 @@
-"""Orders of events that somebody looked for in order to break agents: runs beside themselves, permits lost, hangs."""
+"""Event orders chosen to break agents: overlapping runs, lost permits, hangs."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ def seen():
     return Seen()
 
 
-async def test_an_agent_that_runs_is_not_removed_so_that_it_never_runs_beside_itself(database, redis, seen):
+async def test_running_agent_cannot_be_removed_and_never_overlaps_itself(database, redis, seen):
     admin = AgentAdmin(database, redis, AgentKeySettings(), "anna")
     async with Pod(database, redis, beat=every(HOUR_MS, seen.hang)):
         await until(lambda: seen.count("beat") == 1)
@@ -42,7 +42,7 @@ async def test_an_agent_that_runs_is_not_removed_so_that_it_never_runs_beside_it
     assert seen.count("beat") == 1
 
 
-async def test_a_run_of_a_replica_that_is_gone_keeps_nobody_from_removing_its_agent(database, redis, seen):
+async def test_run_of_a_dead_replica_does_not_block_agent_removal(database, redis, seen):
     records, leases = AgentRepository(database, "dead"), Leases(database, "dead")
     await records.declare([AgentSpec(name="beat", schedule=IntervalSchedule(HOUR_MS))], now_ms() - 10, [0])
     async with leases.hold("agents:member:x:dead:1", kind="agents", ttl_s=60) as lease:
@@ -60,7 +60,7 @@ def _begin(name):
     return AgentBeginRequest(name, 77, 1000)
 
 
-async def test_a_body_that_cannot_be_started_keeps_no_other_from_it_and_holds_no_permit(database, redis, seen):
+async def test_body_that_fails_to_start_blocks_no_other_and_releases_its_permit(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.quick) for number in range(3)}
     pod = Pod(database, redis, settings={"agent__max_concurrent_agents": 3}, **agents)
     start, failed = pod.agents.acquisition._start, []
@@ -68,7 +68,7 @@ async def test_a_body_that_cannot_be_started_keeps_no_other_from_it_and_holds_no
     def starting(run, declared):
         if run.name == "a1" and not failed:
             failed.append(run.number)
-            raise RuntimeError("no room for a task")
+            raise RuntimeError("no capacity for a task")
         start(run, declared)
 
     pod.agents.acquisition._start = starting
@@ -85,8 +85,8 @@ async def _ended(database, name, count):
     return found if len(found) >= count else None
 
 
-class Flaky:
-    """Sets whose `finish` fails once, as when Redis is away for a moment."""
+class FlakyIndex:
+    """An index whose `finish` fails once, as in a short Redis outage."""
 
     def __init__(self, sets):
         self._sets = sets
@@ -102,8 +102,8 @@ class Flaky:
         return await self._sets.finish(over)
 
 
-async def test_what_an_heir_took_while_redis_was_away_is_told_by_its_next_pass(database, redis, seen):
-    """PostgreSQL has the agent due, Redis has it running: nobody but the heir would look there within minutes."""
+async def test_takeover_during_redis_outage_is_written_by_the_next_pass(database, redis, seen):
+    """PostgreSQL has the agent due, Redis has it running: only the successor looks there within minutes."""
     records = AgentRepository(database, "dead")
     await records.declare([AgentSpec(name="beat", schedule=IntervalSchedule(HOUR_MS))], now_ms() - 10, [0])
     sets = sets_of(redis)
@@ -111,10 +111,10 @@ async def test_what_an_heir_took_while_redis_was_away_is_told_by_its_next_pass(d
     leases = Leases(database, "dead")
     pod = Pod(database, redis, beat=every(HOUR_MS, seen.quick))
     await pod.agents.reconciler.load_agents()
-    flaky = Flaky(sets)
-    heirs = Successors(AgentRepository(database, "heir"), lambda _group: flaky, pod.agents.registry)
+    flaky = FlakyIndex(sets)
+    successors = Successors(AgentRepository(database, "heir"), lambda _group: flaky, pod.agents.registry)
     async with leases.hold("agents:member:x:heir:1", kind="agents", ttl_s=60) as mine:
-        await heirs.take_over(mine)  # it knows who lives, and nobody vanishes between this pass and the next
+        await successors.take_over(mine)  # it records the live members; none disappears before the next pass
         async with leases.hold("agents:member:x:dead:1", kind="agents", ttl_s=60) as lease:
             from rota.agents.redis_index.index import AgentClaim
 
@@ -123,24 +123,24 @@ async def test_what_an_heir_took_while_redis_was_away_is_told_by_its_next_pass(d
             await records.begin(lease, now_ms(), [_begin("beat")])
             await database.run(EXPIRE, lease.name)
             with pytest.raises(RedisUnavailable):
-                await heirs.take_over(mine)
+                await successors.take_over(mine)
             assert await in_sets(redis, "beat") == ["working"]
-            assert await heirs.take_over(mine) == 1
+            assert await successors.take_over(mine) == 1
     assert flaky.failed == 1
     assert await in_sets(redis, "beat") == ["waiting"]
 
 
-async def test_a_run_whose_replica_cannot_tell_redis_of_its_end_is_moved_when_it_was_seen_twice(database, redis, seen):
-    """The replica lives and PostgreSQL has the end, so nobody inherits it, and the replica waits for its network."""
+async def test_unreported_end_of_a_live_replica_is_moved_after_two_sightings(database, redis, seen):
+    """The replica lives and PostgreSQL has the end, so no successor takes over; the replica waits for its network."""
     async with Pod(database, redis, daily=every(24 * HOUR_MS, seen.quick)) as pod:
         await until(lambda: history(database, "daily"))
         due = await until(lambda: redis.zscore("waiting", "daily"))
         [fence] = (await pod.agents.repository.members()).values()
-        async with redis.pipeline(transaction=True) as all_at_once:
-            all_at_once.zrem("waiting", "daily")
-            all_at_once.zadd("working", {"daily": now_ms() / 1000 + 3600})
-            all_at_once.hset("working-runs", "daily", f"7 {fence} 1000000 1000000")
-            await all_at_once.execute()
+        async with redis.pipeline(transaction=True) as pipeline:
+            pipeline.zrem("waiting", "daily")
+            pipeline.zadd("working", {"daily": now_ms() / 1000 + 3600})
+            pipeline.hset("working-runs", "daily", f"7 {fence} 1000000 1000000")
+            await pipeline.execute()
         assert await pod.agents.stale_entries.sweep() == 0
         assert await in_sets(redis, "daily") == ["working"]
         assert await pod.agents.stale_entries.sweep() == 1
@@ -148,14 +148,14 @@ async def test_a_run_whose_replica_cannot_tell_redis_of_its_end_is_moved_when_it
     assert seen.count("daily") == 1
 
 
-async def test_a_run_that_lives_is_never_stranded(database, redis, seen):
+async def test_active_run_is_never_swept_as_stale(database, redis, seen):
     async with Pod(database, redis, held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("held") == 1)
         assert [await pod.agents.stale_entries.sweep() for _ in range(3)] == [0, 0, 0]
         assert await in_sets(redis, "held") == ["working"]
 
 
-async def test_a_leader_whose_term_is_over_cleans_nothing_more(database, redis, seen):
+async def test_leader_with_expired_lease_cleans_nothing(database, redis, seen):
     pod = Pod(database, redis, beat=every(HOUR_MS, seen.quick))
     await pod.agents.reconciler.load_agents()
     await redis.zadd("working", {"beat": 1.0})
@@ -173,21 +173,21 @@ def sets_of_all(redis):
     return lambda group: sets_of(redis, group)
 
 
-async def test_an_entry_that_a_late_leader_moved_while_its_run_lives_starts_no_second_one(database, redis, seen):
-    """It read that PostgreSQL knew no run, was paused, and moved the entry after the run had begun."""
+async def test_entry_moved_by_a_stale_leader_starts_no_second_run(database, redis, seen):
+    """The leader read that PostgreSQL had no run, was paused, and moved the entry after the run had begun."""
     async with Pod(database, redis, beat=every(HOUR_MS, seen.hang), tick=every(50, seen.quick)) as pod:
         await until(lambda: seen.count("beat") == 1)
         _, entries = await pod.agents.index_of("").running()
-        [old] = [each for each in entries if each.name == "beat"]
+        [stale_entry] = [each for each in entries if each.name == "beat"]
 
-        class Blind(AgentRepository):
+        class StaleRepository(AgentRepository):
             async def run_status(self, names):
                 found = await super().run_status(names)
                 return {name: type(each)(None, now_ms() - 1000) for name, each in found.items()}
 
-        assert await release_entries(Blind(database, "late"), pod.agents.index_of(""), [old]) == 1
+        assert await release_entries(StaleRepository(database, "late"), pod.agents.index_of(""), [stale_entry]) == 1
         pod.agents.pace.wake()
-        await until(lambda: _is_nowhere(redis, "beat"), what="its run lives, so it waits for nothing")
+        await until(lambda: _is_not_indexed(redis, "beat"), what="the removal of the entry of an active run")
         ticks = seen.count("tick")
         await until(lambda: seen.count("tick") > ticks + 2)
         assert seen.count("beat") == 1
@@ -196,17 +196,17 @@ async def test_an_entry_that_a_late_leader_moved_while_its_run_lives_starts_no_s
     assert not seen.overlaps
 
 
-async def _is_nowhere(redis, name):
+async def _is_not_indexed(redis, name):
     return await in_sets(redis, name) == []
 
 
-async def test_a_body_that_blocks_the_loop_past_its_lease_takes_the_process_along(database, redis, seen):
+async def test_body_that_blocks_the_loop_past_the_lease_ends_the_process(database, redis, seen):
     blocked = asyncio.Event()
 
     async def body(_run):
         if not blocked.is_set():
             blocked.set()
-            time.sleep(3.5)  # noqa: ASYNC251 - that is what it is about
+            time.sleep(3.5)  # noqa: ASYNC251 - blocking is the point of the test
 
     async with Pod(database, redis, lease_s=1.0, rude=every(HOUR_MS, body)) as pod:
         await until(blocked.is_set)
@@ -214,12 +214,12 @@ async def test_a_body_that_blocks_the_loop_past_its_lease_takes_the_process_alon
     assert pod.abandoned == [70]
 
 
-async def test_who_ignores_one_cancellation_gets_another_before_the_process_is_given_up():
+async def test_run_that_ignores_one_cancellation_gets_a_second():
     ended = []
     runs = ActiveRuns(SystemClock(), ended.append)
     began = asyncio.Event()
 
-    async def deaf_once(_run):
+    async def ignores_one_cancellation(_run):
         began.set()
         try:
             await asyncio.Event().wait()
@@ -227,7 +227,9 @@ async def test_who_ignores_one_cancellation_gets_another_before_the_process_is_g
             await asyncio.Event().wait()
 
     spec = AgentSpec(name="a", schedule=IntervalSchedule(1000))
-    runs.start(ActiveRun(spec, AgentRun("a", 1, None, 0, 0), 0, _Permit(), time.monotonic()), deaf_once, None)
+    runs.start(
+        ActiveRun(spec, AgentRun("a", 1, None, 0, 0), 0, _Permit(), time.monotonic()), ignores_one_cancellation, None
+    )
     await began.wait()
     assert await runs.close(0.1) == 0
     assert [run.outcome for run in ended] == [AgentOutcome.CANCELLED]
@@ -238,8 +240,8 @@ class _Permit:
         return True
 
 
-async def test_a_replica_that_wakes_up_past_its_lease_lets_no_body_go_on(database, redis, seen, monkeypatch):
-    """As after SIGSTOP: the lease is over, nobody has noticed, and what the body waited for is there."""
+async def test_replica_resumed_past_its_lease_continues_no_body(database, redis, seen, monkeypatch):
+    """As after SIGSTOP: the lease has expired unnoticed, and the event that the body waits for is set."""
     gate, steps = asyncio.Event(), []
 
     async def body(_run):

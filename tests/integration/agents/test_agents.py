@@ -1,4 +1,4 @@
-"""Recurring agents on one replica and on several: they run when they are due, once, and never beside themselves."""
+"""Recurring agents on one replica and on several: they run when due, once, and never overlap themselves."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ def seen():
     return Seen()
 
 
-async def test_an_agent_runs_at_its_interval_and_its_runs_are_kept(database, redis, seen):
+async def test_agent_runs_at_its_interval_and_its_runs_are_recorded(database, redis, seen):
     async with Pod(database, redis, beat=every(100, seen.quick)) as pod:
         await until(lambda: seen.count("beat") >= 4)
         assert len(pod.agents.runs) <= 1
@@ -28,7 +28,7 @@ async def test_an_agent_runs_at_its_interval_and_its_runs_are_kept(database, red
     assert not seen.overlaps
 
 
-async def test_tokens_grow_from_run_to_run_whoever_runs_it(database, redis, seen):
+async def test_run_tokens_increase_across_replicas(database, redis, seen):
     for name in ("one", "two", "one"):
         began = len(seen.runs)
         async with Pod(database, redis, name=name, beat=every(20, seen.quick)):
@@ -38,7 +38,7 @@ async def test_tokens_grow_from_run_to_run_whoever_runs_it(database, redis, seen
     assert tokens[0] > 0
 
 
-async def test_scores_and_members_read_as_documented(database, redis, seen):
+async def test_index_scores_and_members_are_as_documented(database, redis, seen):
     async with Pod(database, redis, beat=every(HOUR_MS, seen.hang)):
         await until(lambda: seen.count("beat") == 1)
         assert await redis.zcard("waiting") == 0
@@ -51,7 +51,7 @@ async def test_scores_and_members_read_as_documented(database, redis, seen):
         assert await redis.zscore("waiting", "beat") == pytest.approx(now_ms() / 1000 + 3600, abs=10)
 
 
-async def test_two_replicas_share_the_agents_and_none_overlaps_itself(database, redis, seen):
+async def test_two_replicas_share_agents_and_no_agent_overlaps_itself(database, redis, seen):
     agents = {f"a{number}": every(100, seen.quick) for number in range(20)}
     async with Pod(database, redis, name="one", **agents) as one, Pod(database, redis, name="two", **agents) as two:
         await until(lambda: all(seen.count(name) >= 3 for name in agents), within_s=20)
@@ -63,7 +63,7 @@ async def test_two_replicas_share_the_agents_and_none_overlaps_itself(database, 
         assert all(after - before >= 100 for before, after in pairwise(starts))
 
 
-async def test_a_pool_of_two_never_runs_a_third_and_its_places_come_back(database, redis, seen):
+async def test_concurrency_limit_is_never_exceeded_and_permits_are_released(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.hang) for number in range(5)}
     async with Pod(database, redis, settings={"agent__max_concurrent_agents": 2}, **agents) as pod:
         await until(lambda: len(seen.runs) == 2)
@@ -82,7 +82,7 @@ async def test_a_pool_of_two_never_runs_a_third_and_its_places_come_back(databas
         assert [run.name for run in seen.runs] == sorted(agents), "first come, first served"
 
 
-async def test_an_emptied_redis_is_filled_as_it_was(database, redis, seen):
+async def test_flushed_redis_is_refilled_with_the_same_schedule(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(
         database, redis, settings=settings, daily=every(24 * HOUR_MS, seen.quick), busy=every(HOUR_MS, seen.hang)
@@ -93,13 +93,13 @@ async def test_an_emptied_redis_is_filled_as_it_was(database, redis, seen):
         await redis.flushdb()
         await until(lambda: redis.zscore("waiting", "daily"))
         assert await redis.zscore("waiting", "daily") == pytest.approx(due, abs=0.001)
-        assert await in_sets(redis, "busy") == [], "its run lives, so nobody adds it"
+        assert await in_sets(redis, "busy") == [], "the agent of an active run is not added"
         seen.gates["busy"].set()
         await until(lambda: redis.zscore("waiting", "busy"))
     assert (seen.count("daily"), seen.count("busy")) == (1, 1)
 
 
-async def test_whoever_puts_an_agent_back_too_early_is_put_right(database, redis, seen):
+async def test_entry_requeued_too_early_is_corrected(database, redis, seen):
     async with Pod(database, redis, daily=every(24 * HOUR_MS, seen.quick)) as pod:
         await until(lambda: redis.zscore("waiting", "daily"))
         await until(lambda: seen.count("daily") == 1)
@@ -107,37 +107,37 @@ async def test_whoever_puts_an_agent_back_too_early_is_put_right(database, redis
         due = await redis.zscore("waiting", "daily")
         await redis.zadd("waiting", {"daily": now_ms() / 1000 - 60})
         pod.agents.pace.wake()
-        await until(lambda: _is_at(redis, "daily", due))
+        await until(lambda: _is_due_at(redis, "daily", due))
     assert seen.count("daily") == 1
 
 
-async def _is_at(redis, name, due):
+async def _is_due_at(redis, name, due):
     score = await redis.zscore("waiting", name)
     return score is not None and abs(score - due) < 0.001
 
 
-async def test_an_agent_that_runs_once_runs_once(database, redis, seen):
+async def test_one_time_agent_runs_once(database, redis, seen):
     async with Pod(database, redis, boot=once(now_ms() - 1000, seen.quick)):
         await until(lambda: history(database, "boot"))
-        await until(lambda: _is_nowhere(redis, "boot"))
+        await until(lambda: _is_not_indexed(redis, "boot"))
     async with Pod(database, redis, boot=once(now_ms() - 1000, seen.quick), beat=every(20, seen.quick)):
         await until(lambda: seen.count("beat") >= 3)
-        await until(lambda: seen.count("boot") == 2, what="a run at a moment that was changed")
+        await until(lambda: seen.count("boot") == 2, what="a run at the changed time")
     assert (await row(database, "boot"))["ts_due"] is None
 
 
-async def _is_nowhere(redis, name):
+async def _is_not_indexed(redis, name):
     return await in_sets(redis, name) == []
 
 
-async def test_groups_have_sets_of_their_own(database, redis, seen):
+async def test_groups_have_separate_sets(database, redis, seen):
     async with Pod(database, redis, plain=every(HOUR_MS, seen.quick), apart=every(HOUR_MS, seen.quick, group="gpu")):
         await until(lambda: seen.count("plain") == 1 and seen.count("apart") == 1)
         await until(lambda: redis.zscore("waiting:gpu", "apart"))
         assert await redis.zscore("waiting", "apart") is None
 
 
-async def test_a_prefix_and_a_hash_tag_name_the_keys(database, redis, seen):
+async def test_prefix_and_hash_tag_are_in_the_key_names(database, redis, seen):
     settings = {"scheduler__keys__prefix": "my:", "scheduler__keys__hash_tag": "ps"}
     async with Pod(database, redis, settings=settings, beat=every(HOUR_MS, seen.hang)):
         await until(lambda: redis.zscore("my:working{ps}", "beat"))
@@ -145,7 +145,7 @@ async def test_a_prefix_and_a_hash_tag_name_the_keys(database, redis, seen):
     await redis.delete(*await redis.keys("my:*"))
 
 
-async def test_a_shutdown_gives_agents_back_due_now(database, redis, seen):
+async def test_shutdown_returns_running_agents_due_now(database, redis, seen):
     pod = Pod(database, redis, name="one", beat=every(HOUR_MS, seen.hang))
     async with pod:
         await until(lambda: seen.count("beat") == 1)
@@ -159,7 +159,7 @@ async def test_a_shutdown_gives_agents_back_due_now(database, redis, seen):
     assert not seen.overlaps
 
 
-async def test_patterns_are_a_wall(database, redis, seen):
+async def test_patterns_select_the_agents_that_run(database, redis, seen):
     agents = {name: every(HOUR_MS, seen.quick) for name in ("aws_a", "aws_b", "gcp_a")}
     settings = {"agent__enabled_pattern": "aws-.*", "agent__disabled_pattern": ".*-b"}
     async with Pod(database, redis, settings=settings, **agents) as pod:
@@ -168,8 +168,8 @@ async def test_patterns_are_a_wall(database, redis, seen):
     assert {run.name for run in seen.runs} == {"aws-a"}
 
 
-async def test_replicas_with_different_patterns_leave_each_others_agents_alone(database, redis, seen):
-    """Spinnaker: validity was judged by what a pod had registered, so pods removed each other's overdue entries."""
+async def test_replicas_with_different_patterns_leave_other_agents_alone(database, redis, seen):
+    """Spinnaker: pods knew only the agents they had registered, so they removed each other's overdue entries."""
     agents = {name: every(HOUR_MS, seen.quick) for name in ("aws_a", "gcp_a")}
     async with Pod(database, redis, name="all", **agents):
         await until(lambda: seen.count("gcp-a") == 1)
@@ -185,7 +185,7 @@ async def _is_gone(redis, name):
     return await redis.zscore("waiting", name) is None
 
 
-async def test_entries_that_are_numbers_or_no_text_go_with_the_orphans(database, redis, seen):
+async def test_numeric_or_undecodable_entries_are_removed_as_orphans(database, redis, seen):
     overdue = now_ms() / 1000 - 3600
     await redis.zadd("waiting", {"1700000000": overdue, b"\xff\xfe": overdue, "x" * 5000: overdue})
     settings = {"scheduler__orphan_cleanup__threshold_ms": 1}
@@ -198,7 +198,7 @@ async def _only(redis, *names):
     return set(await redis.zrange("waiting", 0, -1)) == set(names)
 
 
-async def test_a_key_of_the_wrong_type_stops_no_loop(database, redis, seen):
+async def test_key_of_the_wrong_type_does_not_stop_the_loop(database, redis, seen):
     await redis.set("waiting:odd", "no set")
     agents = {"beat": every(50, seen.quick), "odd": every(50, seen.quick, group="odd")}
     async with Pod(database, redis, settings={"scheduler__refresh_period_seconds": 1}, **agents) as pod:
@@ -207,7 +207,7 @@ async def test_a_key_of_the_wrong_type_stops_no_loop(database, redis, seen):
         await until(lambda: seen.count("odd") >= 1 and seen.count("beat") >= 1)
 
 
-async def test_sets_of_a_group_do_not_need_the_other(database, redis):
+async def test_sets_of_a_group_are_independent(database, redis):
     await sets_of(redis, "x").repopulate([("a", now_ms())])
     assert RedisKeys.is_declared(b"waiting:x")
     assert (await sets_of(redis).ready(10)).candidates == []

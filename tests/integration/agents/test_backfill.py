@@ -1,4 +1,4 @@
-"""Backfill: past moments of a schedule are run one by one, in between those that come, and each once."""
+"""Backfill: past slots of a schedule run one by one between scheduled runs, and each once."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -37,12 +37,12 @@ def cron(body, **more):
     return {"schedule": NIGHTLY, "body": body, **more}
 
 
-async def test_past_slots_run_one_by_one_and_the_schedule_stays_as_it_was(database, redis, seen, admin):
+async def test_backfill_runs_past_slots_in_order_and_keeps_the_schedule(database, redis, seen, admin):
     async with Pod(database, redis, nightly=cron(seen.quick)):
         due = await until(lambda: redis.zscore("waiting", "nightly"))
-        told = await admin.backfill("nightly", day(1), day(5))
-        assert (told.runs, told.first, told.last) == (4, day(1), day(4))
-        await until(lambda: _is_over(admin, "nightly"))
+        planned = await admin.backfill("nightly", day(1), day(5))
+        assert (planned.runs, planned.first, planned.last) == (4, day(1), day(4))
+        await until(lambda: _is_finished(admin, "nightly"))
         assert slots(seen) == [day(1), day(2), day(3), day(4)]
         assert await until(lambda: redis.zscore("waiting", "nightly")) == pytest.approx(due, abs=0.001)
     runs = await admin.history("nightly")
@@ -50,12 +50,12 @@ async def test_past_slots_run_one_by_one_and_the_schedule_stays_as_it_was(databa
     assert not seen.overlaps
 
 
-async def _is_over(admin, name):
+async def _is_finished(admin, name):
     found = await admin.show(name)
     return found.backfill is None and found.run is None
 
 
-async def test_what_the_schedule_wants_goes_before_a_backfill(database, redis, seen, admin):
+async def test_scheduled_run_goes_before_a_backfill(database, redis, seen, admin):
     async with Pod(database, redis, hourly=every(HOUR_MS, seen.hang)):
         await until(lambda: seen.count("hourly") == 1)
         await admin.backfill("hourly", day(1, 0), day(1, 3))
@@ -63,7 +63,7 @@ async def test_what_the_schedule_wants_goes_before_a_backfill(database, redis, s
         await admin.backfill("hourly", day(1, 0), day(1, 2))
         assert not seen.runs[0].backfill
         seen.gates["hourly"].set()
-        await until(lambda: _is_over(admin, "hourly"))
+        await until(lambda: _is_finished(admin, "hourly"))
         assert slots(seen) == [day(1, 0), day(1, 1)]
         assert await admin.trigger("hourly")
         await until(lambda: seen.count("hourly") == 4)
@@ -71,7 +71,7 @@ async def test_what_the_schedule_wants_goes_before_a_backfill(database, redis, s
     assert not seen.overlaps
 
 
-async def test_a_trigger_is_served_in_the_middle_of_a_backfill(database, redis, seen, admin):
+async def test_trigger_is_served_during_a_backfill(database, redis, seen, admin):
     async with Pod(database, redis, nightly=cron(seen.hang, overlap="queue")):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(3))
@@ -79,23 +79,23 @@ async def test_a_trigger_is_served_in_the_middle_of_a_backfill(database, redis, 
         assert not await admin.trigger("nightly"), "it runs, so this is queued"
         seen.gates["nightly"].set()
         await until(lambda: seen.count("nightly") == 3)
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
     assert [run.backfill for run in seen.runs] == [True, False, True]
     assert slots(seen) == [day(1), day(2)]
 
 
-async def test_a_backfill_goes_on_elsewhere_with_the_slot_that_was_stopped(database, redis, seen, admin):
+async def test_backfill_resumes_elsewhere_with_the_interrupted_slot(database, redis, seen, admin):
     async with Pod(database, redis, name="one", nightly=cron(seen.hang)):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(3))
         await until(lambda: seen.count("nightly") == 1)
     seen.gates["nightly"].set()
     async with Pod(database, redis, name="two", nightly=cron(seen.hang)):
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
     assert slots(seen) == [day(1), day(1), day(2)]
 
 
-async def test_a_backfill_outlives_an_emptied_redis(database, redis, seen, admin):
+async def test_backfill_survives_a_redis_flush(database, redis, seen, admin):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, nightly=cron(seen.quick)):
         await until(lambda: redis.zscore("waiting", "nightly"))
@@ -105,21 +105,21 @@ async def test_a_backfill_outlives_an_emptied_redis(database, redis, seen, admin
         assert seen.runs == []
         await admin.resume("nightly")
         await redis.flushdb()
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
     assert slots(seen) == [day(1), day(2)]
 
 
-async def test_a_slot_that_fails_is_not_tried_again_and_the_rest_goes_on(database, redis, seen, admin):
+async def test_failed_backfill_slot_is_not_retried_and_the_rest_continues(database, redis, seen, admin):
     fails = seen.failing(ValueError("no data for that day"))
     async with Pod(database, redis, nightly=cron(fails, catch_up="skip")):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(4))
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
     assert slots(seen) == [day(1), day(2), day(3)]
     assert [run.outcome for run in await admin.history("nightly")] == ["SUCCEEDED", "SUCCEEDED", "FAILED"]
 
 
-async def test_a_stopped_backfill_begins_no_more_runs(database, redis, seen, admin):
+async def test_stopped_backfill_starts_no_more_runs(database, redis, seen, admin):
     async with Pod(database, redis, nightly=cron(seen.hang), beat=every(50, seen.quick)):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(20))
@@ -127,19 +127,19 @@ async def test_a_stopped_backfill_begins_no_more_runs(database, redis, seen, adm
         assert await admin.stop_backfill("nightly")
         assert not await admin.stop_backfill("nightly")
         seen.gates["nightly"].set()
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats + 3)
         assert (await row(database, "nightly"))["due_ms"] > now_ms()
     assert slots(seen) == [day(1)]
 
 
-async def test_a_backfill_that_cannot_be_is_refused_with_a_sentence(database, redis, seen, admin):
+async def test_invalid_backfill_is_refused_with_a_sentence(database, redis, seen, admin):
     agents = {"nightly": cron(seen.quick), "beat": every(HOUR_MS, seen.quick)}
     agents["never"] = {"schedule": OneTimeSchedule(now_ms() + HOUR_MS), "body": seen.quick}
     async with Pod(database, redis, **agents):
         await until(lambda: redis.zscore("waiting", "nightly"))
-        wrong = [
+        invalid = [
             ("nightly", day(2), day(1), "no slot in that time"),
             ("nightly", day(1), datetime.now(UTC) + timedelta(hours=1), "in the future"),
             ("nightly", day(1).replace(tzinfo=None), day(2), "time zone"),
@@ -148,7 +148,7 @@ async def test_a_backfill_that_cannot_be_is_refused_with_a_sentence(database, re
             ("beat", day(1), day(90), "more than 1000 runs"),
             ("never", day(1), day(90), "no slot in that time"),
         ]
-        for name, first, last, complaint in wrong:
+        for name, first, last, complaint in invalid:
             with pytest.raises(InvalidInput, match=complaint):
                 await admin.backfill(name, first, last)
         await admin.pause("nightly")
@@ -158,7 +158,7 @@ async def test_a_backfill_that_cannot_be_is_refused_with_a_sentence(database, re
     assert not slots(seen)
 
 
-async def test_a_run_of_a_backfill_that_was_stopped_moves_no_other(database, redis, seen, admin):
+async def test_run_of_a_stopped_backfill_does_not_advance_a_new_one(database, redis, seen, admin):
     async with Pod(database, redis, nightly=cron(seen.hang)):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(20))
@@ -166,11 +166,11 @@ async def test_a_run_of_a_backfill_that_was_stopped_moves_no_other(database, red
         await admin.stop_backfill("nightly")
         await admin.backfill("nightly", day(10), day(12))
         seen.gates["nightly"].set()
-        await until(lambda: _is_over(admin, "nightly"))
+        await until(lambda: _is_finished(admin, "nightly"))
     assert slots(seen) == [day(1), day(10), day(11)]
 
 
-async def test_a_run_that_is_cancelled_does_not_bring_back_a_stopped_backfill(database, redis, seen, admin):
+async def test_cancelled_run_does_not_revive_a_stopped_backfill(database, redis, seen, admin):
     async with Pod(database, redis, nightly=cron(seen.hang)):
         await until(lambda: redis.zscore("waiting", "nightly"))
         await admin.backfill("nightly", day(1), day(20))

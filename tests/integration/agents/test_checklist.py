@@ -1,4 +1,4 @@
-"""What else schedulers of this kind must hold: limits, jitters, strange bodies, agents that change, cleaners."""
+"""Further requirements on the scheduler: limits, jitter, misbehaving bodies, changed agents, cleanup."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def seen():
     return Seen()
 
 
-async def test_without_a_limit_all_that_is_due_runs_at_once(database, redis, seen):
+async def test_unlimited_concurrency_runs_all_due_agents_at_once(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.hang) for number in range(120)}
     async with Pod(database, redis, settings={"agent__max_concurrent_agents": 0}, **agents) as pod:
         await until(lambda: len(seen.runs) == 120)
@@ -36,7 +36,7 @@ async def test_without_a_limit_all_that_is_due_runs_at_once(database, redis, see
 
 
 @pytest.mark.parametrize("batch", [{"enabled": False}, {"batch_size": 1}, {"batch_size": 3}, {"batch_size": 1000}])
-async def test_batches_of_any_size_take_the_same_in_the_same_order(database, redis, seen, batch):
+async def test_batch_size_does_not_change_acquisition_order(database, redis, seen, batch):
     settings = {f"scheduler__batch_operations__{name}": value for name, value in batch.items()}
     agents = {f"a{number}": every(HOUR_MS, seen.quick) for number in range(7)}
     async with Pod(database, redis, settings=settings, **agents):
@@ -44,14 +44,14 @@ async def test_batches_of_any_size_take_the_same_in_the_same_order(database, red
         assert [run.name for run in seen.runs] == list(agents)
 
 
-async def test_a_switched_off_scheduler_runs_nothing(database, redis, seen):
+async def test_disabled_scheduler_runs_nothing(database, redis, seen):
     async with Pod(database, redis, settings={"scheduler__enabled": False}, beat=every(10, seen.quick)) as pod:
         assert pod.agents.cycles == 0
         assert await redis.zcard("waiting") == 0
     assert not seen.runs
 
 
-async def test_first_runs_are_spread_over_the_window_of_registration(database, redis, seen):
+async def test_first_runs_are_spread_over_the_registration_window(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.quick) for number in range(40)}
     began_ms = now_ms()
     async with Pod(
@@ -64,7 +64,7 @@ async def test_first_runs_are_spread_over_the_window_of_registration(database, r
     assert max(dues) - min(dues) > 300_000
 
 
-async def test_what_a_shutdown_gives_back_is_spread_over_its_window(database, redis, seen):
+async def test_agents_returned_on_shutdown_are_spread_over_its_window(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.hang) for number in range(30)}
     async with Pod(database, redis, settings={"scheduler__jitter__shutdown_seconds": 1000}, **agents):
         await until(lambda: len(seen.runs) == 30)
@@ -73,21 +73,19 @@ async def test_what_a_shutdown_gives_back_is_spread_over_its_window(database, re
     assert max(dues) - min(dues) > 300
 
 
-async def test_agents_come_and_go_with_what_is_declared_and_nobody_restarts(database, redis, seen):
+async def test_declared_agents_are_added_and_removed_without_restart(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, old=every(50, seen.quick)) as pod:
         await until(lambda: seen.count("old") >= 1)
         pod.declared = [DeclaredAgent(AgentSpec(name="new", schedule=IntervalSchedule(50)), seen.quick)]
         await until(lambda: seen.count("new") >= 2)
-        olds, news = seen.count("old"), seen.count("new")
-        await until(lambda: seen.count("new") > news + 3)
-        assert seen.count("old") == olds
+        old_runs, new_runs = seen.count("old"), seen.count("new")
+        await until(lambda: seen.count("new") > new_runs + 3)
+        assert seen.count("old") == old_runs
     assert not seen.overlaps
 
 
-async def test_an_agent_that_is_declared_anew_while_it_runs_ends_once_and_goes_by_the_new_schedule(
-    database, redis, seen
-):
+async def test_agent_redeclared_during_a_run_ends_once_and_follows_the_new_schedule(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, beat=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("beat") == 1)
@@ -104,8 +102,8 @@ def _interval(pod, name, interval_ms):
     return pod.agents.registry.agents[name].spec.schedule.interval_ms == interval_ms
 
 
-class Odd:
-    """Neither shown nor compared nor awaited twice."""
+class Undisplayable:
+    """A value that cannot be displayed, compared or hashed."""
 
     def __repr__(self):
         raise ValueError("no repr")
@@ -121,9 +119,9 @@ class Unshowable(Exception):
         raise ValueError("no text")
 
 
-async def test_strange_bodies_harm_nobody_else(database, redis, seen):
+async def test_misbehaving_bodies_do_not_affect_other_agents(database, redis, seen):
     async def garbage(_run):
-        return Odd()
+        return Undisplayable()
 
     async def unshowable(_run):
         raise Unshowable
@@ -152,8 +150,8 @@ async def test_strange_bodies_harm_nobody_else(database, redis, seen):
     assert found["group"]["failure"] == "TRANSIENT"
 
 
-async def test_a_backlog_of_another_group_hides_nothing(database, redis, seen):
-    """Spinnaker: one set for all shards, whose head was full of those that others should have taken."""
+async def test_backlog_of_another_group_does_not_hide_due_agents(database, redis, seen):
+    """Spinnaker: one set for all shards, whose head was full of entries for other shards."""
     await sets_of(redis, "theirs").repopulate([(f"x{number}", now_ms() - HOUR_MS) for number in range(1000)])
     settings = {"agent__max_concurrent_agents": 2}
     async with Pod(database, redis, settings=settings, ours=every(50, seen.quick, group="ours")) as pod:
@@ -161,19 +159,19 @@ async def test_a_backlog_of_another_group_hides_nothing(database, redis, seen):
         await until(lambda: pod.agents.health.state == "HEALTHY", what="good health")
 
 
-async def test_a_backlog_of_agents_that_nobody_runs_hides_nothing_for_long(database, redis, seen):
-    """As when all workers of another app are down. The limit of the pool is far less than they are."""
+async def test_backlog_of_unserved_agents_does_not_starve_others(database, redis, seen):
+    """As when all workers of another app are down; the concurrency limit is far below their number."""
     await sets_of(redis).repopulate([(f"x{number:04}", now_ms() - 60_000 + number // 7) for number in range(3000)])
     settings = {"agent__max_concurrent_agents": 10}
     async with Pod(database, redis, settings=settings, ours=every(50, seen.quick)):
         await until(lambda: seen.count("ours") >= 5)
-    assert await redis.zcard("waiting") == 3001, "they stay for whoever can run them"
+    assert await redis.zcard("waiting") == 3001, "they stay for replicas that can run them"
 
 
-async def test_a_group_that_is_always_busy_leaves_places_to_the_others(database, redis, seen):
+async def test_busy_group_leaves_permits_to_other_groups(database, redis, seen):
     async def body(run):
         seen._enter(run)
-        await asyncio.sleep(0.02)  # it keeps its place for the rest of the cycle
+        await asyncio.sleep(0.02)  # keeps its permit for the rest of the cycle
         seen.inside[run.name] -= 1
 
     busy = {f"a{number}": every(1, body, group="a") for number in range(10)}
@@ -182,16 +180,16 @@ async def test_a_group_that_is_always_busy_leaves_places_to_the_others(database,
         await until(lambda: seen.count("other") >= 5, within_s=20)
 
 
-async def test_agents_of_other_apps_at_the_head_are_passed_by_further_scans(database, redis, seen):
+async def test_scan_passes_over_agents_of_other_apps(database, redis, seen):
     await sets_of(redis).repopulate([(f"x{number}", now_ms() - 60_000) for number in range(50)])
     settings = {"agent__max_concurrent_agents": 10, "scheduler__batch_operations__chunk_attempt_multiplier": 10.0}
     async with Pod(database, redis, settings=settings, ours=every(50, seen.quick)):
         await until(lambda: seen.count("ours") >= 3)
-    assert await redis.zcard("waiting") == 51, "they stay for whoever can run them"
+    assert await redis.zcard("waiting") == 51, "they stay for replicas that can run them"
 
 
-async def test_a_failover_that_loses_writes_runs_nothing_twice_or_early(database, redis, seen):
-    """Redis is set back to what it was before the runs: everybody waits there, long due."""
+async def test_redis_failover_with_lost_writes_runs_nothing_twice_or_early(database, redis, seen):
+    """Redis is reset to its state before the runs: every agent waits there, long overdue."""
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(
         database, redis, settings=settings, daily=every(24 * HOUR_MS, seen.quick), busy=every(HOUR_MS, seen.hang)
@@ -199,41 +197,41 @@ async def test_a_failover_that_loses_writes_runs_nothing_twice_or_early(database
         await until(lambda: seen.count("daily") == 1 and seen.count("busy") == 1)
         await until(lambda: redis.zscore("waiting", "daily"))
         due = await redis.zscore("waiting", "daily")
-        async with redis.pipeline(transaction=True) as all_at_once:
-            all_at_once.delete("waiting", "working", "working-runs")
-            all_at_once.zadd("waiting", {"daily": now_ms() / 1000 - 60, "busy": now_ms() / 1000 - 60})
-            await all_at_once.execute()
+        async with redis.pipeline(transaction=True) as pipeline:
+            pipeline.delete("waiting", "working", "working-runs")
+            pipeline.zadd("waiting", {"daily": now_ms() / 1000 - 60, "busy": now_ms() / 1000 - 60})
+            await pipeline.execute()
         pod.agents.pace.wake()
-        await until(lambda: _is_at(redis, "daily", due))
-        await until(lambda: _is_nowhere(redis, "busy"), what="its run lives")
+        await until(lambda: _is_due_at(redis, "daily", due))
+        await until(lambda: _is_not_indexed(redis, "busy"), what="the removal of the entry of an active run")
         seen.gates["busy"].set()
         await until(lambda: redis.zscore("waiting", "busy"))
     assert (seen.count("daily"), seen.count("busy")) == (1, 1)
     assert not seen.overlaps
 
 
-async def _is_at(redis, name, due):
+async def _is_due_at(redis, name, due):
     score = await redis.zscore("waiting", name)
     return score is not None and abs(score - due) < 0.001
 
 
-async def _is_nowhere(redis, name):
+async def _is_not_indexed(redis, name):
     return await in_sets(redis, name) == []
 
 
-async def test_a_leader_that_was_paused_past_its_term_moves_nothing_that_runs(database, redis, seen):
-    """It wakes up with what it read before. Whatever it moves it names by the run it saw."""
+async def test_leader_paused_past_its_lease_moves_no_active_run(database, redis, seen):
+    """It resumes with stale data, and names each entry that it moves by the run it saw."""
     async with Pod(database, redis, beat=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("beat") == 1)
         records, sets = AgentRepository(database, "late"), pod.agents.index_of
         wanted = OrphanCleanupSettings(threshold_ms=0)
-        _, [old] = await sets("").running()
+        _, [stale_entry] = await sets("").running()
         seen.gates["beat"].set()
         await until(lambda: redis.zscore("waiting", "beat"))
         seen.gates["beat"].clear()
         assert await AgentAdmin(database, redis, AgentKeySettings(), "anna").trigger("beat")
         await until(lambda: seen.count("beat") == 2)
-        assert await release_entries(records, sets(""), [old]) == 0
+        assert await release_entries(records, sets(""), [stale_entry]) == 0
         async with Leases(database, "late").hold("late", kind="agents_cleanup", ttl_s=60) as lease:
             assert await Orphans(records, sets, pod.agents.registry, wanted, SystemClock()).sweep(lease) == 0
         assert await in_sets(redis, "beat") == ["working"]
@@ -242,9 +240,7 @@ async def test_a_leader_that_was_paused_past_its_term_moves_nothing_that_runs(da
 
 
 @pytest.mark.parametrize("force_all_pods", [False, True])
-async def test_an_entry_long_past_its_deadline_that_nobody_runs_is_given_back_once(
-    database, redis, seen, force_all_pods
-):
+async def test_overdue_entry_without_a_run_is_returned_once(database, redis, seen, force_all_pods):
     settings = {
         "scheduler__orphan_cleanup__threshold_ms": 0,
         "scheduler__orphan_cleanup__interval_ms": 50,
@@ -254,25 +250,25 @@ async def test_an_entry_long_past_its_deadline_that_nobody_runs_is_given_back_on
     async with Pod(database, redis, settings=settings, daily=every(24 * HOUR_MS, seen.quick)) as pod:
         await until(lambda: seen.count("daily") == 1)
         due = await until(lambda: redis.zscore("waiting", "daily"))
-        # Acquired by a member that lives, so nobody inherits it, and that knows nothing of it any more.
+        # Acquired by a live member, so no successor takes over, and unknown to that member.
         [fence] = (await pod.agents.repository.members()).values()
-        async with redis.pipeline(transaction=True) as all_at_once:
-            all_at_once.zrem("waiting", "daily")
-            all_at_once.zadd("working", {"daily": now_ms() / 1000 - 1})
-            all_at_once.hset("working-runs", "daily", f"7 {fence} 1000000 1000000")
-            await all_at_once.execute()
-        await until(lambda: _is_at(redis, "daily", due))
+        async with redis.pipeline(transaction=True) as pipeline:
+            pipeline.zrem("waiting", "daily")
+            pipeline.zadd("working", {"daily": now_ms() / 1000 - 1})
+            pipeline.hset("working-runs", "daily", f"7 {fence} 1000000 1000000")
+            await pipeline.execute()
+        await until(lambda: _is_due_at(redis, "daily", due))
         assert await until(lambda: pod.agents.health.orphans) == 1
     assert seen.count("daily") == 1
     assert await redis.hlen("working-runs") == 0
 
 
-async def test_a_replica_whose_lease_is_taken_begins_anew_as_another_member(database, redis, seen):
+async def test_replica_that_loses_its_lease_rejoins_as_a_new_member(database, redis, seen):
     async with Pod(database, redis, lease_s=1.0, beat=every(50, seen.quick), held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("beat") >= 1 and seen.count("held") == 1)
         [first] = await pod.agents.repository.members()
         await database.run(EXPIRE, first)
-        await until(lambda: _another(pod, first), within_s=15)
+        await until(lambda: _has_new_member(pod, first), within_s=15)
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats, within_s=15)
         await until(lambda: seen.count("held") == 2, within_s=15)
@@ -281,25 +277,25 @@ async def test_a_replica_whose_lease_is_taken_begins_anew_as_another_member(data
     assert await database.rows(RUNNING) == []
 
 
-async def _another(pod, first):
+async def _has_new_member(pod, first):
     members = await pod.agents.repository.members()
     return members and first not in members
 
 
-async def test_a_cron_agent_waits_for_its_time_also_in_an_emptied_redis(database, redis, seen):
+async def test_cron_agent_waits_for_its_time_also_after_a_redis_flush(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     yearly = {"schedule": CronSchedule("0 0 29 2 *", "Europe/Berlin"), "body": seen.quick}
     async with Pod(database, redis, settings=settings, yearly=yearly, beat=every(50, seen.quick)):
         due = await until(lambda: redis.zscore("waiting", "yearly"))
         await redis.flushdb()
-        await until(lambda: _is_at(redis, "yearly", due))
+        await until(lambda: _is_due_at(redis, "yearly", due))
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats + 2)
     assert seen.count("yearly") == 0
 
 
-async def test_metrics_tell_what_the_loop_does(database, redis, seen):
-    """Read as Prometheus reads them: a busy replica, an entry that is no agent, and a body that fails."""
+async def test_metrics_report_the_scheduler_loop(database, redis, seen):
+    """Read as Prometheus reads them: a busy replica, an entry that is not an agent, and a body that fails."""
     before = _metrics()
     settings = {
         "scheduler__refresh_period_seconds": 1,
@@ -333,7 +329,7 @@ async def test_metrics_tell_what_the_loop_does(database, redis, seen):
     assert [name for name in grown if now.get(name, 0) <= before.get(name, 0)] == []
 
 
-async def test_errors_of_scripts_are_counted_by_script_and_reason(database, redis, seen):
+async def test_script_errors_are_counted_by_script_and_reason(database, redis, seen):
     before = _metrics()
     async with Pod(database, redis, beat=every(50, seen.quick)):
         await until(lambda: seen.count("beat") >= 1)

@@ -1,7 +1,7 @@
-"""T1, T2 and F1 in orders that are chosen: two replicas take one agent step by step, while something goes wrong.
+"""T1, T2 and F1 in chosen orders: two replicas take one agent step by step, while faults occur.
 
-Each replica looks, acquires, begins, ends and tells Redis. In between, as far as a case has it: Redis is emptied and
-filled again, a replica is paused past its lease, another inherits. All orders of two replicas alone are tried, and a
+Each replica scans, acquires, begins, ends and updates Redis. In between, depending on the case: Redis is flushed and
+refilled, a replica is paused past its lease, a successor takes over. All orders of two replicas alone are tried, and a
 fixed sample of the others.
 """
 
@@ -27,7 +27,7 @@ STEPS = 5
 
 
 class Replica:
-    """One replica, a step at a time. A step that has nothing to do is none."""
+    """One replica, a step at a time. A step with nothing to do is a no-op."""
 
     def __init__(self, world, name, lease):
         self.world = world
@@ -35,14 +35,14 @@ class Replica:
         self.records = AgentRepository(world.database, name)
         self.sets = sets_of(world.redis)
         self.lease = lease
-        self.lives = True
+        self.is_alive = True
         self.seen = self.claim = self.begun = self.ended = None
-        self.steps = iter((self.look, self.acquire, self.begin, self.end, self.tell))
+        self.steps = iter((self.scan, self.acquire, self.begin, self.end, self.update_redis))
 
     async def step(self):
         await next(self.steps)()
 
-    async def look(self):
+    async def scan(self):
         self.seen = (await self.sets.ready(1)).candidates
 
     async def acquire(self):
@@ -56,18 +56,18 @@ class Replica:
             return
         asked = [AgentBeginRequest("a", self.claim.run, HOUR_MS)]
         try:
-            [told] = await self.records.begin(self.lease, self.at_ms, asked)
+            [result] = await self.records.begin(self.lease, self.at_ms, asked)
         except StaleFence:
-            assert not self.lives, "refused although its lease runs"
+            assert not self.is_alive, "refused although its lease is valid"
             return
-        assert self.lives, "F1: begun without a lease"
-        if told.verdict is AgentBeginStatus.BEGUN:
-            assert self.at_ms >= told.due_ms, "T1: begun before it was due"
+        assert self.is_alive, "F1: begun without a lease"
+        if result.verdict is AgentBeginStatus.BEGUN:
+            assert self.at_ms >= result.due_ms, "T1: begun before it was due"
             self.world.enter(self)
-            self.begun = told
+            self.begun = result
         else:
             self.ended = FinishedRun(
-                "a", self.claim.run, told.due_ms if told.verdict is AgentBeginStatus.EARLY else None
+                "a", self.claim.run, result.due_ms if result.verdict is AgentBeginStatus.EARLY else None
             )
 
     async def end(self):
@@ -78,14 +78,14 @@ class Replica:
         try:
             planned = await self.records.end(self.lease, [ended])
         except StaleFence:
-            assert not self.lives, "refused although its lease runs"
+            assert not self.is_alive, "refused although its lease is valid"
             return
-        assert self.lives, "F1: ended without a lease"
+        assert self.is_alive, "F1: ended without a lease"
         self.world.leave(self)
         [over] = planned
         self.ended = FinishedRun(over.name, over.run, over.due_ms, add=True)
 
-    async def tell(self):
+    async def update_redis(self):
         if self.ended is not None:
             await self.sets.finish([self.ended])
 
@@ -104,7 +104,7 @@ class World:
         self.due_ms = now_ms() - 1000
         await self.records.declare([SPEC], self.due_ms, [0])
         self.replicas = [await self._replica(name) for name in ("one", "two")]
-        self.heir = await self._replica("heir")
+        self.successor = await self._replica("successor")
         await self.repopulate()
 
     async def _replica(self, name):
@@ -112,8 +112,8 @@ class World:
         return Replica(self, name, tried.granted[0])
 
     def enter(self, replica):
-        others = [each.name for each in self.inside if each is not replica and each.lives]
-        assert not others, f"T2: {replica.name} begins beside {others}"
+        others = [each.name for each in self.inside if each is not replica and each.is_alive]
+        assert not others, f"T2: {replica.name} overlaps {others}"
         self.inside.append(replica)
 
     def leave(self, replica):
@@ -132,17 +132,17 @@ class World:
         await sets_of(self.redis).repopulate(await self.records.idle(["a"]))
 
     async def pause(self):
-        """The first is paused, and wakes up when its lease is long over."""
+        """The first replica is paused, and resumes long after its lease expired."""
         await self.database.run(EXPIRE, self.replicas[0].lease.name)
-        self.replicas[0].lives = False
+        self.replicas[0].is_alive = False
 
-    async def inherit(self):
-        seized = await self.heir.records.seize(self.heir.lease, 0.0, 10)
+    async def take_over(self):
+        seized = await self.successor.records.seize(self.successor.lease, 0.0, 10)
         await sets_of(self.redis).finish([FinishedRun(each.name, each.run, each.due_ms, add=True) for each in seized])
 
     async def check(self):
-        """A due time is used up once, or is still there; nobody is in two sets, and what is missing is found."""
-        await self.inherit()
+        """A due time is used once or still there; no agent is in two sets, and a missing one is restored."""
+        await self.take_over()
         await self.repopulate()
         assert await self.database.rows(RUNNING) == []
         done = [run for run in await history(self.database, "a") if run["outcome"] == "SUCCEEDED"]
@@ -152,7 +152,7 @@ class World:
         assert len(await in_sets(self.redis, "a")) <= 1
 
 
-async def play(database, redis, orders):
+async def run_orders(database, redis, orders):
     ran = 0
     for order in orders:
         world = World(database, redis)
@@ -167,7 +167,7 @@ async def play(database, redis, orders):
     return ran
 
 
-def two_alone():
+def orders_of_two():
     """Every order of two replicas."""
     for places in combinations(range(2 * STEPS), STEPS):
         yield ["one" if place in places else "two" for place in range(2 * STEPS)]
@@ -181,9 +181,9 @@ def sampled(steps, count, seed):
         yield order
 
 
-async def test_in_every_order_of_two_replicas_a_due_time_is_run_once(database, redis):
-    orders = list(two_alone())
-    assert await play(database, redis, orders) == len(orders) == 252
+async def test_every_order_of_two_replicas_runs_a_due_time_once(database, redis):
+    orders = list(orders_of_two())
+    assert await run_orders(database, redis, orders) == len(orders) == 252
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ async def test_in_every_order_of_two_replicas_a_due_time_is_run_once(database, r
     [
         ("flush", "repopulate"),
         ("flush", "repopulate", "repopulate"),
-        ("pause", "inherit"),
-        ("pause", "inherit", "repopulate"),
-        ("pause", "flush", "inherit", "repopulate"),
+        ("pause", "take_over"),
+        ("pause", "take_over", "repopulate"),
+        ("pause", "flush", "take_over", "repopulate"),
     ],
     ids="-".join,
 )
-async def test_whatever_goes_wrong_in_between_nothing_is_run_twice_early_or_lost(database, redis, steps):
-    assert await play(database, redis, sampled(steps, 200, seed=7)) > 0
+async def test_faults_in_between_cause_no_duplicate_early_or_lost_run(database, redis, steps):
+    assert await run_orders(database, redis, sampled(steps, 200, seed=7)) > 0

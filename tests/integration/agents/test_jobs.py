@@ -36,11 +36,11 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     app = load_app.load(APP, Path.cwd())
-    kept = {name: app.recurring[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
+    selected = {name: app.recurring[name] for name in ("told", "on_the_loop", "hourly", "forbidden")}
     events = AgentEvents(nats_target(farm.settings, nats_url or farm.urls.nats), farm.settings.nats)
     service = WorkerAgents(
         farm.settings,
-        kept,
+        selected,
         APP,
         Path.cwd(),
         postgres_target(farm.settings, farm.urls.postgres),
@@ -55,7 +55,7 @@ async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
         yield service
 
 
-async def test_a_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
+async def test_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
     admin = AgentAdmin(farm.database, farm.replica.redis, AgentKeySettings(), "test")
     async with agents_of_app(farm, monkeypatch, tmp_path):
         for name, outcome in (("told", "SUCCEEDED"), ("on_the_loop", "SUCCEEDED"), ("forbidden", "FAILED")):
@@ -65,11 +65,11 @@ async def test_a_worker_runs_the_agents_of_its_app(farm, monkeypatch, tmp_path):
     assert (await admin.show("forbidden")).failure == "PERMANENT_FORBIDDEN"
 
 
-async def test_what_a_worker_runs_is_told_as_events(farm, monkeypatch, tmp_path):
+async def test_agent_runs_of_a_worker_are_published_as_events(farm, monkeypatch, tmp_path):
     wanted = EventFilter(kinds=("agent.failed",))
     async with farm.replica.engine.event_stream.subscribe(wanted) as reader, agents_of_app(farm, monkeypatch, tmp_path):
-        [portion] = await until(lambda: reader.read(1), within_s=20, what="an event")
-    [event] = portion.events()
+        [batch] = await until(lambda: reader.read(1), within_s=20, what="an event")
+    [event] = batch.events()
     assert (event.facts["agent"], event.facts["failure"]) == ("forbidden", "PERMANENT_FORBIDDEN")
 
 
@@ -80,7 +80,7 @@ async def test_agents_run_without_nats(farm, monkeypatch, tmp_path):
     assert run.outcome == "SUCCEEDED"
 
 
-async def test_an_agent_that_submits_a_job_is_run_by_any_server_and_once_per_due_time(farm, monkeypatch, tmp_path):
+async def test_job_agent_is_run_by_any_server_once_per_due_time(farm, monkeypatch, tmp_path):
     admin = AgentAdmin(farm.database, farm.replica.redis, AgentKeySettings(), "test")
     async with agents_of_app(farm, monkeypatch, tmp_path):
         await until(lambda: admin.history("hourly"), within_s=20)
@@ -88,7 +88,7 @@ async def test_an_agent_that_submits_a_job_is_run_by_any_server_and_once_per_due
     [job] = [row["pk_job"] for row in await farm.database.rows(JOBS, "hourly")]
     assert await farm.ended(job) == "SUCCEEDED"
     await until(lambda: admin.trigger("hourly"))
-    await until(lambda: _count(farm, 2), within_s=20, what="a job of a server's own")
+    await until(lambda: _count(farm, 2), within_s=20, what="a job submitted by a server")
     runs = await until(lambda: _ended(admin, 2))
     assert runs[0].replica != "worker"
 
@@ -102,7 +102,7 @@ async def _ended(admin, wanted):
     return runs if len(runs) == wanted else None
 
 
-def test_a_slot_is_the_key_of_its_job():
+def test_slot_is_the_idempotency_key_of_its_job():
     job = load_app.load(APP, Path.cwd()).recurring["hourly"].spec.job
     first = submission_of_run(job, AgentRun("hourly", 1, 5000, 6000, 7000))
     again = submission_of_run(job, AgentRun("hourly", 2, 5000, 9000, 9999))

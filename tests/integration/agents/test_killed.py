@@ -1,4 +1,4 @@
-"""Replicas that die, are paused or come back late: agents go on within seconds, and nobody runs beside itself."""
+"""Replicas that die, are paused or return late: agents continue within seconds and never overlap themselves."""
 
 import signal
 
@@ -9,7 +9,7 @@ from tests.support.agents import RUNNING, history, in_sets, row
 from tests.support.waiting import until
 
 LEASE_S = 1.0
-CRASHES = (
+FAILPOINTS = (
     "agents.after_acquire",
     "agents.before_begin",
     "agents.before_end",
@@ -23,8 +23,8 @@ async def pod(spawn, database, database_url, redis_url):
 
     async def start(name, *agents, work_ms=0, **env):
         env = {"URL": database_url, "REDIS": redis_url, **env}
-        words = [f"{agent}={interval}" for agent, interval in agents]
-        process = await spawn("tests.integration.agents.agents_pod", name, LEASE_S, work_ms, *words, env=env)
+        arguments = [f"{agent}={interval}" for agent, interval in agents]
+        process = await spawn("tests.integration.agents.agents_pod", name, LEASE_S, work_ms, *arguments, env=env)
         if not any(place.endswith("_AT") for place in env):
             assert await process.line() == "ready"
         return process
@@ -40,15 +40,15 @@ async def count(database, what, name="beat"):
     return sum(note[0] == name and note[2] == what for note in await notes(database))
 
 
-async def assert_never_beside_itself(database, name="beat"):
-    """Every run that begins does so after the one before has ended, or was taken from its replica."""
+async def assert_no_overlap(database, name="beat"):
+    """Each run begins after the previous one has ended or was taken from its replica."""
     mine = [(run, what) for named, run, what in await notes(database) if named == name]
     for run in {run for run, _ in mine}:
         places = [place for place, (each, _) in enumerate(mine) if each == run]
-        assert places == list(range(places[0], places[0] + len(places))), f"something came between: {mine}"
+        assert places == list(range(places[0], places[0] + len(places))), f"overlapping runs: {mine}"
 
 
-async def test_agents_of_a_killed_replica_go_on_within_seconds(pod, database, redis):
+async def test_agents_of_a_killed_replica_continue_within_seconds(pod, database, redis):
     one = await pod("one", ("beat", 60_000), work_ms=60_000)
     await until(lambda: count(database, "begin"))
     two = await pod("two", ("beat", 60_000), work_ms=0)
@@ -58,7 +58,7 @@ async def test_agents_of_a_killed_replica_go_on_within_seconds(pod, database, re
     assert outcomes == ["LOST", "SUCCEEDED"]
     assert "one is gone" in (await history(database, "beat"))[0]["error"]
     await until(lambda: _waits(redis, "beat"))
-    await assert_never_beside_itself(database)
+    await assert_no_overlap(database)
     two.send(signal.SIGTERM)
     assert await two.wait() == 0
 
@@ -72,7 +72,7 @@ async def _waits(redis, name):
     return await in_sets(redis, name) == ["waiting"]
 
 
-async def test_a_replica_that_was_paused_past_its_lease_changes_nothing(pod, database, redis):
+async def test_replica_paused_past_its_lease_changes_nothing(pod, database, redis):
     one = await pod("one", ("beat", 60_000), work_ms=1500)
     await until(lambda: count(database, "begin"))
     one.pause()
@@ -91,14 +91,14 @@ async def test_a_replica_that_was_paused_past_its_lease_changes_nothing(pod, dat
         assert await each.wait() == 0
 
 
-@pytest.mark.parametrize("place", CRASHES)
-async def test_a_crash_between_any_two_steps_leaves_nothing_behind(pod, database, redis, place):
+@pytest.mark.parametrize("place", FAILPOINTS)
+async def test_crash_between_any_two_steps_leaves_nothing_behind(pod, database, redis, place):
     one = await pod("one", ("beat", 300), CRASH_AT=place)
     assert await one.wait() == 137
     before = await count(database, "end")
     two = await pod("two", ("beat", 300))
     await until(lambda: _more(database, before + 2), within_s=15, what="further runs")
-    await assert_never_beside_itself(database)
+    await assert_no_overlap(database)
     two.send(signal.SIGTERM)
     assert await two.wait() == 0
     assert await in_sets(redis, "beat") == ["waiting"]
@@ -109,7 +109,7 @@ async def _more(database, wanted):
     return await count(database, "end") >= wanted
 
 
-async def test_a_rolling_deploy_loses_and_doubles_nothing(pod, database, redis):
+async def test_rolling_deploy_loses_and_duplicates_no_run(pod, database, redis):
     agents = [(f"a{number}", 200) for number in range(5)]
     pods = [await pod(f"old{number}", *agents, work_ms=20) for number in range(2)]
     for number in range(2):
@@ -123,7 +123,7 @@ async def test_a_rolling_deploy_loses_and_doubles_nothing(pod, database, redis):
         each.send(signal.SIGTERM)
     assert [await each.wait() for each in pods] == [0, 0]
     for name, _ in agents:
-        await assert_never_beside_itself(database, name)
+        await assert_no_overlap(database, name)
         assert await in_sets(redis, name) == ["waiting"]
         assert {run["outcome"] for run in await history(database, name)} <= {"SUCCEEDED", "CANCELLED"}
 
@@ -132,16 +132,16 @@ async def _all_more(database, before):
     return all([await count(database, "end", name) > seen for name, seen in before.items()])
 
 
-async def test_redis_away_for_a_while_loses_no_end(pod, database, redis_url, redis, proxy):
+async def test_redis_outage_loses_no_run_end(pod, database, redis_url, redis, proxy):
     host, port = redis_url.partition("@")[2].partition("/")[0].split(":")
-    between = await proxy(host, int(port))
-    one = await pod("one", ("beat", 300), work_ms=400, REDIS=between.url(redis_url))
+    redis_proxy = await proxy(host, int(port))
+    one = await pod("one", ("beat", 300), work_ms=400, REDIS=redis_proxy.url(redis_url))
     await until(lambda: count(database, "begin"))
-    between.cut()
+    redis_proxy.cut()
     await until(lambda: _ended(database, "beat", 1), what="an end that PostgreSQL knows")
     assert await in_sets(redis, "beat") == ["working"]
-    between.heal()
+    redis_proxy.heal()
     await until(lambda: _more(database, 2), within_s=20, what="runs after Redis is back")
     one.send(signal.SIGTERM)
     assert await one.wait() == 0
-    await assert_never_beside_itself(database)
+    await assert_no_overlap(database)

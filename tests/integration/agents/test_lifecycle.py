@@ -1,4 +1,4 @@
-"""From registration to shutdown: what begins, ends and is cleaned while other things happen."""
+"""Agents from registration to shutdown: what starts, ends and is cleaned up while other things happen."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ def seen():
     return Seen()
 
 
-async def test_a_thousand_new_agents_wait_and_those_that_are_due_run_a_hundred_at_a_time(database, redis, seen):
+async def test_thousand_new_agents_run_up_to_the_concurrency_limit(database, redis, seen):
     agents = {f"a{number:04}": every(HOUR_MS, seen.hang) for number in range(1000)}
     began_at = time.monotonic()
     async with Pod(database, redis, **agents) as pod:
@@ -40,7 +40,7 @@ async def test_a_thousand_new_agents_wait_and_those_that_are_due_run_a_hundred_a
     assert await redis.zcard("waiting") == 1000
 
 
-async def test_what_waits_long_overdue_is_run_in_its_order_and_repopulation_moves_nobody(database, redis, seen):
+async def test_overdue_agents_run_in_order_and_repopulation_moves_none(database, redis, seen):
     names = ["late", "later", "latest"]
     settings = {"agent__max_concurrent_agents": 1, "scheduler__refresh_period_seconds": 1}
     agents = {name: every(HOUR_MS, seen.hang) for name in ["first", *names]}
@@ -55,7 +55,7 @@ async def test_what_waits_long_overdue_is_run_in_its_order_and_repopulation_move
     assert [run.name for run in seen.runs] == ["first", *names]
 
 
-def test_a_run_that_is_stopped_before_its_first_step_gives_its_permit_back_once():
+def test_run_stopped_before_its_first_step_releases_its_permit_once():
     permits, ended, began = PermitPool(1), [], []
 
     async def body(_run):
@@ -76,8 +76,8 @@ def test_a_run_that_is_stopped_before_its_first_step_gives_its_permit_back_once(
     assert (run.outcome, began, permits.held) == (AgentOutcome.CANCELLED, [], 0)
 
 
-async def test_an_end_just_before_a_shutdown_is_kept_with_its_cadence(database, redis, seen):
-    """It waits to be written together with others when the process is told to end."""
+async def test_run_ended_just_before_shutdown_is_recorded_and_rescheduled(database, redis, seen):
+    """Its end is still waiting to be written in a batch when shutdown begins."""
     async with Pod(database, redis, beat=every(HOUR_MS, seen.quick)) as pod:
         await until(lambda: pod.agents.completer.pending_count or seen.count("beat"))
     [run] = await history(database, "beat")
@@ -86,7 +86,7 @@ async def test_an_end_just_before_a_shutdown_is_kept_with_its_cadence(database, 
     assert await in_sets(redis, "beat") == ["waiting"]
 
 
-async def test_a_body_that_fails_while_it_is_stopped_was_stopped(database, redis, seen):
+async def test_body_that_fails_while_being_stopped_is_cancelled(database, redis, seen):
     async def body(run):
         seen._enter(run)
         try:
@@ -101,7 +101,7 @@ async def test_a_body_that_fails_while_it_is_stopped_was_stopped(database, redis
     assert (await row(database, "beat"))["streak"] == 0
 
 
-async def test_a_pass_that_hangs_holds_up_neither_the_loop_nor_the_end(database, redis, seen):
+async def test_hanging_cleanup_pass_blocks_neither_loop_nor_shutdown(database, redis, seen):
     settings = {
         "scheduler__orphan_cleanup__interval_ms": 20,
         "scheduler__orphan_cleanup__executor_shutdown_await_ms": 50,
@@ -121,8 +121,8 @@ async def test_a_pass_that_hangs_holds_up_neither_the_loop_nor_the_end(database,
     assert not seen.overlaps
 
 
-async def test_a_run_past_its_deadline_is_its_replicas_to_stop_and_no_orphan(database, redis, seen):
-    """The entry is long overdue in `working`, and PostgreSQL has the run: one stops it, nobody moves it meanwhile."""
+async def test_run_past_its_deadline_is_stopped_by_its_replica_and_is_not_an_orphan(database, redis, seen):
+    """The entry is long overdue in `working`, and PostgreSQL has the run: its replica stops it, cleanup leaves it."""
     orphans, zombies = "scheduler__orphan_cleanup__", "scheduler__zombie_cleanup__"
     settings = {f"{orphans}threshold_ms": 0, f"{orphans}interval_ms": 20, f"{zombies}threshold_ms": 600}
     async with Pod(database, redis, settings=settings, slow=every(HOUR_MS, seen.hang, timeout_ms=20)) as pod:
@@ -133,7 +133,7 @@ async def test_a_run_past_its_deadline_is_its_replicas_to_stop_and_no_orphan(dat
     assert seen.count("slow") == 1
 
 
-async def test_agents_in_both_sets_are_seen_and_put_right(database, redis, seen):
+async def test_agent_in_both_sets_is_reported_and_corrected(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("held") == 1)
@@ -142,7 +142,7 @@ async def test_agents_in_both_sets_are_seen_and_put_right(database, redis, seen)
         assert (await sets_of(redis).sample(50)).overlaps == 1
         await redis.zadd("waiting", {"held": now_ms() / 1000 - 1})
         pod.agents.pace.wake()
-        await until(lambda: _only_works(redis, "held"), what="the script that acquires takes it out")
+        await until(lambda: _is_only_working(redis, "held"), what="the removal by the acquire script")
         await until(lambda: _reason(pod) == "")
     assert seen.count("held") == 1
 
@@ -152,12 +152,12 @@ def _reason(pod):
     return pod.agents.health.reason
 
 
-async def _only_works(redis, name):
+async def _is_only_working(redis, name):
     return await in_sets(redis, name) == ["working"]
 
 
-class Away:
-    """Redis is away so many times."""
+class UnavailableIndex:
+    """An index whose Redis is unavailable a number of times."""
 
     def __init__(self, times):
         self.left = times
@@ -170,9 +170,9 @@ class Away:
         self.moved += over
 
 
-async def test_moves_that_redis_did_not_take_are_tried_without_limit_and_counted():
-    away = Away(10)
-    endings = RunCompleter(None, lambda _group: away, AgentSchedulerSettings(), SystemClock(), lambda: 0.5)
+async def test_failed_redis_moves_are_retried_without_limit_and_counted():
+    index = UnavailableIndex(10)
+    endings = RunCompleter(None, lambda _group: index, AgentSchedulerSettings(), SystemClock(), lambda: 0.5)
     before = [each._value.get() for each in (EXHAUSTED, RECOVERED.labels("false"), RECOVERED.labels("true"))]
     over = FinishedRun("beat", 7, 1000, add=True)
     endings.add_finished(over, "")
@@ -181,13 +181,13 @@ async def test_moves_that_redis_did_not_take_are_tried_without_limit_and_counted
             await endings.flush_to_redis()
         assert endings.pending_count == 1
     await endings.flush_to_redis()
-    assert (away.moved, endings.pending_count) == ([over], 0)
+    assert (index.moved, endings.pending_count) == ([over], 0)
     after = [each._value.get() for each in (EXHAUSTED, RECOVERED.labels("false"), RECOVERED.labels("true"))]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 9, 1]
 
 
-class Silent:
-    """PostgreSQL that takes some of the ends, and knows nothing of the others."""
+class PartialRepository:
+    """A repository that accepts some ends and does not know the other runs."""
 
     async def end(self, _lease, ended):
         return [RescheduledAgent(each.name, each.run, 1000) for each in ended if each.name != "taken"]
@@ -196,28 +196,28 @@ class Silent:
         return {}
 
 
-async def test_an_end_that_is_not_ours_any_more_is_told_to_nobody_and_leaves_redis():
-    told = []
-    away = Away(0)
+async def test_end_of_a_run_taken_over_is_not_published_and_leaves_redis():
+    published = []
+    index = UnavailableIndex(0)
     endings = RunCompleter(
-        Silent(),
-        lambda _group: away,
+        PartialRepository(),
+        lambda _group: index,
         AgentSchedulerSettings(),
         SystemClock(),
         lambda: 0.5,
-        on_ended=told.extend,
+        on_ended=published.extend,
     )
     for name in ("ours", "taken"):
         spec = AgentSpec(name=name, schedule=IntervalSchedule(1000))
         endings.add(ActiveRun(spec, AgentRun(name, 7, None, 0, 0), 0, None, time.monotonic()))
     await endings.flush_to_postgres(None)
     await endings.flush_to_redis()
-    assert [end.name for end in told] == ["ours"]
-    assert {(over.name, over.due_ms) for over in away.moved} == {("ours", 1000), ("taken", None)}
+    assert [end.name for end in published] == ["ours"]
+    assert {(over.name, over.due_ms) for over in index.moved} == {("ours", 1000), ("taken", None)}
 
 
-async def test_an_idle_replica_asks_redis_next_to_nothing(database, private_redis, seen):
-    """Nothing is due for an hour: a look every five seconds, and passes every half a minute."""
+async def test_idle_replica_sends_almost_no_redis_commands(database, private_redis, seen):
+    """Nothing is due for an hour: a scan every five seconds, and passes every half a minute."""
     from tests.support.harness.fixtures import redis_async
 
     private = await private_redis()
@@ -225,13 +225,13 @@ async def test_an_idle_replica_asks_redis_next_to_nothing(database, private_redi
         await until(lambda: client.zscore("waiting", "beat"))
         await until(lambda: pod.agents.successors._live is not None and pod.agents.completer.pending_count == 0)
         await until(lambda: client.get("cleanup-leader"))
-        cycles, asked = pod.agents.cycles, await _asked(client)
+        cycles, calls = pod.agents.cycles, await _script_calls(client)
         began_at = time.monotonic()
         await until(lambda: time.monotonic() - began_at > 3)
-        assert await _asked(client) - asked <= 3
+        assert await _script_calls(client) - calls <= 3
         assert pod.agents.cycles - cycles <= 3
 
 
-async def _asked(client):
+async def _script_calls(client):
     stats = await client.info("commandstats")
     return sum(stats.get(name, {}).get("calls", 0) for name in ("cmdstat_evalsha", "cmdstat_eval"))

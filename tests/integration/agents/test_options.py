@@ -1,4 +1,4 @@
-"""What each option of agents does, where no other test shows it: delays after failures, breakers, cleaners, keys."""
+"""Options of agents that no other test covers: delays after failures, circuit breakers, cleanup, keys."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ class Status(Exception):
     ("status", "failure", "delay_s"),
     [(403, "PERMANENT_FORBIDDEN", 1800), (429, "THROTTLED", 30), (503, "SERVER_ERROR", 7)],
 )
-async def test_the_kind_of_a_failure_decides_when_it_runs_again(database, redis, seen, status, failure, delay_s):
+async def test_failure_kind_decides_the_next_run(database, redis, seen, status, failure, delay_s):
     settings = {"scheduler__failure_backoff__enabled": True, "scheduler__jitter__failure_backoff_ratio": 0.0}
     bad = every(HOUR_MS, seen.failing(Status(status)), error_interval_ms=7000)
     async with Pod(database, redis, settings=settings, bad=bad):
@@ -42,7 +42,7 @@ async def test_the_kind_of_a_failure_decides_when_it_runs_again(database, redis,
     assert due_s - run["started_ms"] / 1000 == pytest.approx(delay_s, abs=5)
 
 
-async def test_transient_failures_are_tried_again_at_once_as_often_as_allowed(database, redis, seen):
+async def test_transient_failure_is_retried_at_once_up_to_the_limit(database, redis, seen):
     settings = {"scheduler__failure_backoff__enabled": True, "scheduler__failure_backoff__max_immediate_retries": 2}
     bad = seen.failing(*[ConnectionError("no route")] * 3)
     async with Pod(database, redis, settings=settings, bad=every(HOUR_MS, bad)):
@@ -56,10 +56,10 @@ async def _failed(database, name, count):
     return len(await history(database, name)) == count
 
 
-async def test_an_open_breaker_asks_redis_nothing_until_its_time_is_over(database, redis_url, seen, proxy):
+async def test_open_breaker_sends_nothing_to_redis_until_its_cooldown_ends(database, redis_url, seen, proxy):
     host, port = redis_url.partition("@")[2].partition("/")[0].split(":")
-    net = await proxy(host, int(port))
-    client = connect(RedisTarget(url=net.url(redis_url), op_timeout_s=0.2, connect_timeout_s=0.2))
+    redis_proxy = await proxy(host, int(port))
+    client = connect(RedisTarget(url=redis_proxy.url(redis_url), op_timeout_s=0.2, connect_timeout_s=0.2))
     breaker = "scheduler__circuit_breaker__"
     settings = {f"{breaker}failure_threshold": 3, f"{breaker}cooldown_ms": 1000, f"{breaker}half_open_duration_ms": 500}
     phases = []
@@ -72,12 +72,12 @@ async def test_an_open_breaker_asks_redis_nothing_until_its_time_is_over(databas
             return await cycle(lease)
 
         pod.agents.acquisition.run_cycle = cycling
-        net.cut()
+        redis_proxy.cut()
         await until(lambda: _opened(pod, acquisition))
         assert not pod.agents.breakers.redis_closed
         cycles = pod.agents.cycles
         await until(lambda: pod.agents.cycles > cycles + 3)
-        net.heal()
+        redis_proxy.heal()
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats + 1)
         await until(lambda: acquisition.phase is BreakerPhase.CLOSED)
@@ -91,7 +91,7 @@ def _opened(pod, breaker):
     return breaker.phase is BreakerPhase.OPEN
 
 
-async def test_a_breaker_that_is_switched_off_never_opens(database, redis, seen):
+async def test_disabled_breaker_never_opens(database, redis, seen):
     async with Pod(
         database, redis, settings={"scheduler__circuit_breaker__enabled": False}, beat=every(HOUR_MS, seen.quick)
     ) as pod:
@@ -101,7 +101,7 @@ async def test_a_breaker_that_is_switched_off_never_opens(database, redis, seen)
         assert breaker.phase is BreakerPhase.CLOSED
 
 
-async def test_a_zombie_whose_timer_never_fired_is_stopped_by_the_next_pass(database, redis, seen):
+async def test_zombie_whose_timer_never_fired_is_stopped_by_the_next_pass(database, redis, seen):
     settings = {"scheduler__zombie_cleanup__threshold_ms": 0, "scheduler__zombie_cleanup__interval_ms": 50}
     pod = Pod(database, redis, settings=settings, slow=every(HOUR_MS, seen.hang, timeout_ms=50))
     start = pod.agents.runs.start
@@ -112,22 +112,22 @@ async def test_a_zombie_whose_timer_never_fired_is_stopped_by_the_next_pass(data
         await until(lambda: pod.agents.health.zombies == 1)
 
 
-async def test_zombies_are_stopped_while_redis_is_away(database, redis_url, seen, proxy):
+async def test_zombies_are_stopped_during_a_redis_outage(database, redis_url, seen, proxy):
     host, port = redis_url.partition("@")[2].partition("/")[0].split(":")
-    net = await proxy(host, int(port))
-    client = connect(RedisTarget(url=net.url(redis_url), op_timeout_s=0.5, connect_timeout_s=0.5))
+    redis_proxy = await proxy(host, int(port))
+    client = connect(RedisTarget(url=redis_proxy.url(redis_url), op_timeout_s=0.5, connect_timeout_s=0.5))
     settings = {"scheduler__zombie_cleanup__threshold_ms": 0}
     async with Pod(database, client, settings=settings, slow=every(HOUR_MS, seen.hang, timeout_ms=300)) as pod:
         await until(lambda: seen.count("slow") == 1)
-        net.cut()
+        redis_proxy.cut()
         [run] = await until(lambda: history(database, "slow"))
         assert run["outcome"] == "TIMEOUT"
         await until(lambda: pod.agents.permits.held == 0)
-        net.heal()
+        redis_proxy.heal()
     await client.aclose()
 
 
-async def test_orphans_that_are_switched_off_or_not_old_enough_stay(database, redis, seen):
+async def test_orphans_stay_when_cleanup_is_disabled_or_they_are_too_recent(database, redis, seen):
     await redis.zadd("waiting", {"stranger": now_ms() / 1000 - 60})
     for cleanup in ({"enabled": False, "threshold_ms": 0}, {"threshold_ms": 3_600_000}):
         settings = {f"scheduler__orphan_cleanup__{name}": value for name, value in cleanup.items()}
@@ -139,7 +139,7 @@ async def test_orphans_that_are_switched_off_or_not_old_enough_stay(database, re
     assert (await redis.get("cleanup-leader")) == b"pod"
 
 
-async def test_numbers_stay_where_a_setting_says_so(database, redis, seen):
+async def test_numeric_entries_stay_when_configured(database, redis, seen):
     await redis.zadd("waiting", {"1700000000": 1.0, "stranger": 1.0})
     orphans = "scheduler__orphan_cleanup__"
     settings = {f"{orphans}remove_numeric_only_agents": False, f"{orphans}interval_ms": 20, f"{orphans}threshold_ms": 0}
@@ -152,7 +152,7 @@ async def _gone(redis, name):
     return await redis.zscore("waiting", name) is None
 
 
-async def test_leadership_of_the_cleanup_lasts_as_long_as_its_setting_and_goes_to_the_next(database, redis, seen):
+async def test_cleanup_leadership_lasts_its_ttl_and_passes_to_the_next_replica(database, redis, seen):
     settings = {"scheduler__orphan_cleanup__leadership_ttl_ms": 5000, "scheduler__orphan_cleanup__interval_ms": 50}
     async with Pod(database, redis, name="one", settings=settings, beat=every(HOUR_MS, seen.quick)) as one:
         await until(lambda: _led_by(redis, b"one"))
@@ -166,8 +166,8 @@ async def _led_by(redis, name):
     return await redis.get("cleanup-leader") == name
 
 
-async def test_with_all_pods_cleaning_each_leaves_what_is_anothers(database, redis, seen):
-    """Two members of one crowd; the other one's entries stay for it."""
+async def test_cleanup_by_all_pods_leaves_entries_of_other_members(database, redis, seen):
+    """With two members, the entries of the other one stay for it."""
     names = [f"stranger{number}" for number in range(40)]
     orphans = "scheduler__orphan_cleanup__"
     settings = {f"{orphans}force_all_pods": True, f"{orphans}interval_ms": 20, f"{orphans}threshold_ms": 0}
@@ -178,24 +178,24 @@ async def test_with_all_pods_cleaning_each_leaves_what_is_anothers(database, red
         mine = {name for name in names if registry.owns(name)}
         assert 0 < len(mine) < len(names)
         await redis.zadd("waiting", dict.fromkeys(names, 1.0))
-        await until(lambda: _left(redis, names, len(names) - len(mine)))
+        await until(lambda: _remaining_is(redis, names, len(names) - len(mine)))
         sweeps = pod.agents.cycles
         pod.agents.pace.wake()
         await until(lambda: pod.agents.cycles > sweeps)
         assert all([await redis.zscore("waiting", name) for name in set(names) - mine])
 
 
-async def _left(redis, names, count):
+async def _remaining_is(redis, names, count):
     return sum([await redis.zscore("waiting", name) is not None for name in names]) == count
 
 
-async def test_an_orphan_pass_over_its_budget_leaves_the_rest(database, redis, seen):
+async def test_orphan_pass_over_its_budget_leaves_the_rest(database, redis, seen):
     await redis.zadd("waiting", {f"stranger{number}": 1.0 for number in range(450)})
     pod = Pod(database, redis, beat=every(HOUR_MS, seen.quick))
     await pod.agents.reconciler.load_agents()
     orphans = pod.agents.orphans
     orphans._options = type(orphans._options)(threshold_ms=0, run_budget_ms=80)
-    orphans._clock = Stepping(0.03)
+    orphans._clock = SteppingClock(0.03)
     async with pod.agents.leases.hold("agents:cleanup", kind="agents_cleanup", ttl_s=60) as lease:
         first = await orphans.sweep(lease)
         assert 0 < first < 450
@@ -203,8 +203,8 @@ async def test_an_orphan_pass_over_its_budget_leaves_the_rest(database, redis, s
     assert await redis.zcard("waiting") == 0
 
 
-class Stepping(SystemClock):
-    """Moves on by a step whenever somebody looks."""
+class SteppingClock(SystemClock):
+    """A clock that advances by a step at each reading."""
 
     def __init__(self, step_s):
         self.now_s, self.step_s = 0.0, step_s
@@ -218,7 +218,7 @@ async def _swept(orphans, lease):
     return await orphans.sweep(lease) == 0
 
 
-async def test_a_refresh_over_its_budget_goes_on_where_it_stopped(database, redis, seen):
+async def test_refresh_over_its_budget_resumes_where_it_stopped(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.quick) for number in range(3)}
     settings = {"scheduler__reconcile__run_budget_ms": 1, "scheduler__jitter__initial_registration_seconds": 1000}
     async with Pod(database, redis, settings=settings, **agents) as pod:
@@ -233,7 +233,7 @@ async def test_a_refresh_over_its_budget_goes_on_where_it_stopped(database, redi
             await fill(names)
 
         reconciler._repopulate = filling
-        reconciler._clock = Stepping(1.0)
+        reconciler._clock = SteppingClock(1.0)
         chunk, reconcile.CHUNK = reconcile.CHUNK, 1
         try:
             lease = await _member(pod)
@@ -249,8 +249,8 @@ async def _member(pod):
     return type("Lease", (), {"name": name, "fence": fence})
 
 
-async def test_the_clock_of_redis_is_asked_for_as_often_as_its_cache_says(database, redis, seen):
-    for cache_ms, asked in ((60_000, 1), (0, 3)):
+async def test_redis_clock_is_read_as_often_as_its_cache_allows(database, redis, seen):
+    for cache_ms, expected_calls in ((60_000, 1), (0, 3)):
         pod = Pod(database, redis, settings={"scheduler__time_cache_duration_ms": cache_ms})
         calls = []
         time = redis.time
@@ -260,10 +260,10 @@ async def test_the_clock_of_redis_is_asked_for_as_often_as_its_cache_says(databa
                 await pod.agents.reconciler._time.now_ms()
         finally:
             redis.time = time
-        assert len(calls) == asked
+        assert len(calls) == expected_calls
 
 
-async def test_passes_have_the_periods_and_patience_of_the_settings(database, redis):
+async def test_periodic_passes_use_configured_intervals_and_timeouts(database, redis):
     zombie = {"interval_ms": 1000, "executor_shutdown_await_ms": 2000, "executor_shutdown_force_await_ms": 3000}
     orphan = {**zombie, "interval_ms": 4000, "force_all_pods": True}
     reconcile = {"executor_shutdown_await_ms": 5000, "executor_shutdown_force_await_ms": 6000}
@@ -277,7 +277,7 @@ async def test_passes_have_the_periods_and_patience_of_the_settings(database, re
     assert found["reconcile"] == (7, 5.0, 6.0)
 
 
-async def test_a_leader_that_stops_ends_the_pass_it_is_at(database, redis, seen):
+async def test_stopping_leader_finishes_its_current_pass(database, redis, seen):
     began, go_on, ended = asyncio.Event(), asyncio.Event(), []
     settings = {"scheduler__orphan_cleanup__interval_ms": 20}
     pod = Pod(database, redis, settings=settings, beat=every(HOUR_MS, seen.quick))
@@ -301,7 +301,7 @@ async def test_a_leader_that_stops_ends_the_pass_it_is_at(database, redis, seen)
     assert ended
 
 
-async def test_sets_and_leader_have_the_names_of_the_settings(database, redis, seen):
+async def test_sets_and_leader_key_use_configured_names(database, redis, seen):
     keys = {"waiting_set": "queue", "working_set": "busy", "cleanup_leader_key": "cleaner", "prefix": "my:"}
     settings = {f"scheduler__keys__{name}": value for name, value in keys.items()}
     agents = {"held": every(HOUR_MS, seen.hang), "beat": every(HOUR_MS, seen.quick)}
@@ -313,8 +313,8 @@ async def test_sets_and_leader_have_the_names_of_the_settings(database, redis, s
     await redis.delete(*await redis.keys("my:*"))
 
 
-async def test_two_installations_on_one_redis_do_not_see_each_other(database, redis, seen):
-    """Under different prefixes, and here even on one PostgreSQL: each takes what is in its own sets alone."""
+async def test_two_installations_on_one_redis_are_isolated(database, redis, seen):
+    """With different prefixes, here even on one PostgreSQL: each takes only from its own sets."""
     ours, theirs = Seen(), Seen()
     one = Pod(database, redis, name="one", settings={"scheduler__keys__prefix": "a:"}, here=every(50, ours.quick))
     two = Pod(database, redis, name="two", settings={"scheduler__keys__prefix": "b:"}, there=every(50, theirs.quick))
@@ -325,7 +325,7 @@ async def test_two_installations_on_one_redis_do_not_see_each_other(database, re
     await redis.delete(*await redis.keys("a:*"), *await redis.keys("b:*"))
 
 
-async def test_a_cluster_wants_a_hash_tag_and_is_served_with_one(database, private_redis, seen):
+async def test_redis_cluster_requires_a_hash_tag(database, private_redis, seen):
     private = await private_redis(cluster=True)
     async with redis_async(private.url) as client:
         async with Pod(database, client, settings={"scheduler__keys__hash_tag": "ps"}, beat=every(50, seen.quick)):
@@ -335,7 +335,7 @@ async def test_a_cluster_wants_a_hash_tag_and_is_served_with_one(database, priva
             await untagged.repopulate([("a", now_ms())])
 
 
-async def test_an_agent_that_changes_its_group_leaves_the_old_sets(database, redis, seen):
+async def test_agent_that_changes_group_leaves_its_old_sets(database, redis, seen):
     settings = {"scheduler__refresh_period_seconds": 1}
     async with Pod(database, redis, settings=settings, beat=every(HOUR_MS, seen.quick)) as pod:
         await until(lambda: redis.zscore("waiting", "beat"))

@@ -1,4 +1,4 @@
-"""Defects that schedulers of this kind had, each named by its cause; and replies that are lost at every step."""
+"""Defects of similar schedulers, each named by its cause; and lost replies at every step."""
 
 import asyncio
 import random
@@ -29,14 +29,14 @@ def seen():
     return Seen()
 
 
-async def test_an_old_list_of_candidates_runs_nothing_early(redis):
+async def test_stale_candidate_list_runs_nothing_early(redis):
     sets = sets_of(redis)
     await sets.repopulate([("a", now_ms() - 1000)])
-    old = (await sets.ready(10)).candidates
-    _, taken = await sets.acquire(1, [AgentClaim(old[0], 11, 1000)])
+    candidates = (await sets.ready(10)).candidates
+    _, taken = await sets.acquire(1, [AgentClaim(candidates[0], 11, 1000)])
     await sets.finish([FinishedRun("a", 11, now_ms() + HOUR_MS)])
     assert taken
-    assert (await sets.acquire(2, [AgentClaim(old[0], 12, 1000)]))[1] == []
+    assert (await sets.acquire(2, [AgentClaim(candidates[0], 12, 1000)]))[1] == []
     assert await in_sets(redis, "a") == ["waiting"]
 
 
@@ -52,29 +52,29 @@ async def test_two_runs_begun_in_one_second_have_different_fences(redis):
     assert await in_sets(redis, "a") == ["working"]
 
 
-async def test_who_finishes_does_not_bring_back_an_agent_that_was_removed(database, redis, seen):
+async def test_finishing_run_does_not_restore_a_removed_agent(database, redis, seen):
     async with Pod(database, redis, gone=every(HOUR_MS, seen.hang), beat=every(50, seen.quick)):
         await until(lambda: seen.count("gone") == 1)
         await database.run(REMOVE, "gone")
         seen.gates["gone"].set()
-        await until(lambda: _is_nowhere(redis, "gone"))
+        await until(lambda: _is_not_indexed(redis, "gone"))
         beats = seen.count("beat")
         await until(lambda: seen.count("beat") > beats + 2)
         assert await in_sets(redis, "gone") == []
 
 
-async def _is_nowhere(redis, name):
+async def _is_not_indexed(redis, name):
     return await in_sets(redis, name) == []
 
 
-async def test_a_body_that_ignores_being_stopped_is_shown_and_never_overlapped(database, redis, seen, monkeypatch):
+async def test_body_that_ignores_cancellation_is_reported_and_never_overlapped(database, redis, seen, monkeypatch):
     monkeypatch.setattr(runs_module, "STOP_GRACE_S", 0.05)
     settings = {"agent__max_concurrent_agents": 1, "scheduler__zombie_cleanup__threshold_ms": 20}
     agents = {"stuck": every(50, seen.stubborn, timeout_ms=50), "beat": every(50, seen.quick)}
     async with Pod(database, redis, settings=settings, **agents) as pod:
         await until(lambda: pod.agents.runs.stuck)
         await until(lambda: _is_quarantined(database, "stuck"))
-        await until(lambda: seen.count("beat") >= 3, what="others in its place")
+        await until(lambda: seen.count("beat") >= 3, what="the use of its permit by others")
         assert seen.count("stuck") == 1
         assert await in_sets(redis, "stuck") == ["working"]
         seen.gates["stuck"].set()
@@ -89,7 +89,7 @@ async def _is_quarantined(database, name):
     return (await row(database, name))["quarantined"]
 
 
-async def test_a_body_that_ignores_the_end_of_its_process_takes_it_along(database, redis, seen, monkeypatch):
+async def test_body_that_ignores_shutdown_ends_the_process(database, redis, seen, monkeypatch):
     from rota.agents import scheduler
 
     monkeypatch.setattr(scheduler, "STOP_TIMEOUT_S", 0.1)
@@ -101,7 +101,7 @@ async def test_a_body_that_ignores_the_end_of_its_process_takes_it_along(databas
     await until(lambda: not pod.agents.runs.by_name)
 
 
-async def test_a_dead_man_timer_stops_its_own_run_and_no_later_one(seen):
+async def test_dead_man_timer_stops_only_its_own_run(seen):
     ended = []
     runs = ActiveRuns(SystemClock(), ended.append)
     spec = AgentSpec(name="a", schedule=IntervalSchedule(1000))
@@ -127,7 +127,7 @@ class _Permit:
         return True
 
 
-async def test_a_dead_man_stops_a_run_at_its_deadline_and_threshold(database, redis, seen):
+async def test_dead_man_timer_stops_a_run_at_deadline_plus_threshold(database, redis, seen):
     settings = {"scheduler__zombie_cleanup__threshold_ms": 30}
     async with Pod(database, redis, settings=settings, slow=every(HOUR_MS, seen.hang, timeout_ms=50)):
         [run] = await until(lambda: history(database, "slow"))
@@ -156,7 +156,7 @@ class OffsetClock(SystemClock):
 
 
 @pytest.mark.parametrize("offset_ms", [-HOUR_MS, HOUR_MS])
-async def test_a_replica_whose_clock_is_wrong_by_an_hour_runs_agents_on_time(database, redis, seen, offset_ms):
+async def test_wrong_replica_clock_runs_agents_on_time(database, redis, seen, offset_ms):
     async with Pod(database, redis, beat=every(100, seen.quick), clock=OffsetClock(offset_ms)):
         await until(lambda: seen.count("beat") >= 3)
     for run in await history(database, "beat"):
@@ -164,8 +164,8 @@ async def test_a_replica_whose_clock_is_wrong_by_an_hour_runs_agents_on_time(dat
         assert abs(run["started_ms"] - now_ms()) < 60_000
 
 
-async def test_nothing_is_taken_after_a_shutdown_began(database, redis, seen):
-    """A body that takes its time to end, while another agent is due."""
+async def test_nothing_is_acquired_after_shutdown_began(database, redis, seen):
+    """A body is slow to stop while another agent is due."""
     began = asyncio.Event()
 
     async def slow_to_stop(run):
@@ -191,7 +191,7 @@ async def _running(database, name):
     return (await row(database, name))["running"]
 
 
-async def test_half_open_ends_while_the_pool_is_full(database, redis, seen):
+async def test_half_open_breaker_closes_while_the_pool_is_full(database, redis, seen):
     breaker = "scheduler__circuit_breaker__"
     settings = {
         "agent__max_concurrent_agents": 1,
@@ -209,7 +209,7 @@ async def test_half_open_ends_while_the_pool_is_full(database, redis, seen):
         assert pod.agents.permits.free == 0
 
 
-async def test_streaks_and_the_last_error_are_everybodys(database, redis, seen):
+async def test_failure_streak_and_last_error_are_shared_by_replicas(database, redis, seen):
     fails = seen.failing(RuntimeError("no luck"), RuntimeError("still none"))
     async with Pod(database, redis, name="one", bad=every(20, fails)):
         await until(lambda: _streak(database, "bad", 2))
@@ -229,8 +229,8 @@ async def _outcomes(database, name, wanted):
     return [each for each in outcomes if each != "CANCELLED"][: len(wanted)] == wanted
 
 
-async def test_equals_are_served_first_come_first_served(redis):
-    """Spinnaker: ties went by name, so names with an a always won."""
+async def test_agents_with_equal_due_time_are_served_first_come_first_served(redis):
+    """Spinnaker: ties were broken by name, so names that start with an a always won."""
     sets = sets_of(redis)
     due_ms = now_ms() - 1000
     for name in ("zebra", "mole", "ant"):
@@ -238,7 +238,7 @@ async def test_equals_are_served_first_come_first_served(redis):
     assert [each.name for each in (await sets.ready(10)).candidates] == ["zebra", "mole", "ant"]
 
 
-def test_a_new_member_moves_few_names_and_a_late_one_is_for_everybody():
+def test_new_member_moves_few_agents_and_each_has_one_owner():
     registry = AgentRegistry(AgentSettings(), (), grace_ms=1000)
     names = [f"agent-{number}" for number in range(1000)]
     members = [f"m{number}" for number in range(5)]
@@ -257,11 +257,11 @@ def test_a_new_member_moves_few_names_and_a_late_one_is_for_everybody():
     assert {after[name] for name in moved} == {"m4"}
 
 
-PLACES = ("agents.acquire", "agents.begin", "agents.end", "agents.finish")
+FAILPOINTS = ("agents.acquire", "agents.begin", "agents.end", "agents.finish")
 
 
-@pytest.mark.parametrize("place", PLACES)
-async def test_a_lost_reply_loses_and_doubles_nothing(database, redis, seen, monkeypatch, place):
+@pytest.mark.parametrize("place", FAILPOINTS)
+async def test_lost_reply_loses_and_duplicates_nothing(database, redis, seen, monkeypatch, place):
     monkeypatch.setattr(failpoints, "after_send", failpoints.FaultPlan.parse({"LOST_REPLY_AT": place}).after_send)
     async with Pod(database, redis, beat=every(100, seen.quick)) as pod:
         await until(lambda: seen.count("beat") >= 3)
@@ -273,7 +273,7 @@ async def test_a_lost_reply_loses_and_doubles_nothing(database, redis, seen, mon
     assert await database.rows(RUNNING) == []
 
 
-async def test_scripts_that_redis_forgets_all_the_time_are_loaded_again(database, redis, seen):
+async def test_flushed_scripts_are_loaded_again(database, redis, seen):
     async with Pod(database, redis, beat=every(20, seen.quick)):
         for _ in range(20):
             await redis.script_flush()
@@ -282,7 +282,7 @@ async def test_scripts_that_redis_forgets_all_the_time_are_loaded_again(database
     assert not seen.overlaps
 
 
-async def test_permits_come_back_and_everybody_is_in_one_set_after_a_storm(database, redis):
+async def test_random_failures_leak_no_permit_and_leave_each_agent_in_one_set(database, redis):
     """Bodies that succeed, fail, hang, cancel themselves or are stopped, on two replicas that come and go."""
     rng = random.Random(4711)
     seen = Seen()
