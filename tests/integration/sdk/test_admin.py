@@ -1,4 +1,4 @@
-"""Administration by the SDK, against the API of real servers: awaited, and by those who wait."""
+"""Administration by the SDK against the API of real servers, with async and sync calls."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ async def app(farm):
         yield app
 
 
-async def test_a_show_comes_with_all_it_needs_and_goes_again(farm, app):
+async def test_show_is_created_with_its_resources_and_deleted(farm, app):
     assert (await app.pools.create("gpu")).status == "active"
     await app.departments.create("fx")
     show = await app.shows.create("ads", managed=True)
@@ -39,10 +39,10 @@ async def test_a_show_comes_with_all_it_needs_and_goes_again(farm, app):
     folder = await app.folders.create("ads", "spots", max_cores=2.5)
     assert (folder.name, folder.max_cores, folder.max_gpus) == ("spots", 2.5, -1)
     assert (await app.departments.add("ads", "fx", min_cores=1)).min_cores == 1
-    told = await app.shows.get("ads")
-    assert [one.pool for one in told.subscriptions] == ["gpu"]
-    assert "spots" in {one.name for one in told.folders}
-    assert [one.name for one in told.departments] == ["fx"]
+    view = await app.shows.get("ads")
+    assert [one.pool for one in view.subscriptions] == ["gpu"]
+    assert "spots" in {one.name for one in view.folders}
+    assert [one.name for one in view.departments] == ["fx"]
     await app.departments.remove("ads", "fx")
     await app.subscriptions.delete("ads", "gpu")
     for one in await app.folders.list("ads"):
@@ -53,7 +53,7 @@ async def test_a_show_comes_with_all_it_needs_and_goes_again(farm, app):
     assert [one.name for one in await app.shows.list()] == ["film"]
 
 
-async def test_what_is_changed_changes_that_alone(farm, app):
+async def test_change_affects_only_the_given_fields(farm, app):
     await app.folders.create("film", "spots", min_cores=1, max_cores=4, max_gpus=2)
     changed = await app.folders.change("film", "spots", max_cores=-1)
     assert (changed.min_cores, changed.max_cores, changed.max_gpus) == (1, -1, 2)
@@ -72,7 +72,7 @@ async def test_what_is_changed_changes_that_alone(farm, app):
     assert await app.departments.list() == ["default", "sim"]
 
 
-async def test_agents_are_looked_at_and_changed(farm, app, redis):
+async def test_agents_are_read_and_changed(farm, app, redis):
     seen = Seen()
     made = {name: every(HOUR_MS, seen.quick) for name in ("aws/sync", "poll")}
     async with Pod(farm.database, redis, **made):
@@ -91,8 +91,8 @@ async def test_agents_are_looked_at_and_changed(farm, app, redis):
         assert not (await app.agents.trigger("aws/sync")).queued
         await until(lambda: seen.count("aws/sync") == 2)
         past = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 3)]
-        told = await app.agents.backfill("poll", *past)
-        assert told.runs == 3
+        view = await app.agents.backfill("poll", *past)
+        assert view.runs == 3
         await until(lambda: seen.count("poll") >= 4)
         await until(lambda: _without_backfill(app, "poll"))
         assert not await app.agents.stop_backfill("poll")
@@ -106,7 +106,7 @@ async def _without_backfill(app, name):
     return (await app.agents.get(name)).backfill is None
 
 
-async def test_pools_topics_workers_and_queues(farm, app):
+async def test_pools_topics_workers_and_queues_are_managed(farm, app):
     await farm.worker("w1")
     assert [(one.name, one.state, one.slots) for one in await app.workers.list()] == [("w1", "up", 8)]
     assert (await app.topics.map("render.*", "local")).pools == ("local",)
@@ -125,7 +125,7 @@ async def test_pools_topics_workers_and_queues(farm, app):
     assert await app.queues.resume(queue.queue) is True
 
 
-async def test_jobs_are_listed_by_what_they_are_and_tried_again(farm, app):
+async def test_jobs_are_filtered_and_retried(farm, app):
     await farm.worker()
     good = [await farm.submit("noop", labels={"of": "day one"}) for _ in range(3)]
     bad = await farm.submit("fatal", topic="default", name="bad")
@@ -141,7 +141,7 @@ async def test_jobs_are_listed_by_what_they_are_and_tried_again(farm, app):
         await app.job(bad).retry()
 
 
-async def test_dead_letters_are_tried_again_or_forgotten(farm, app):
+async def test_dead_letters_are_retried_or_purged(farm, app):
     lost = await farm.submit("noop", topic="nowhere", requires=("quantum",))
     await farm.ended(lost)
     [letter] = await app.dlq.list(job=lost)
@@ -153,7 +153,7 @@ async def test_dead_letters_are_tried_again_or_forgotten(farm, app):
     assert await app.dlq.list(kind="frame") == []
 
 
-async def test_the_ledger_and_keys(farm, app):
+async def test_ledger_is_audited_and_keys_are_managed(farm, app):
     ledger = await app.ledger.audit("film")
     assert (ledger.ok, ledger.managed, {line.level for line in ledger.lines} >= {"subscription"}) == (True, True, True)
     assert (await app.ledger.repair("film")).ok
@@ -167,7 +167,7 @@ async def test_the_ledger_and_keys(farm, app):
     assert {one.name: one.state for one in await app.keys.list(revoked=True)}["ci"] == "revoked"
 
 
-async def test_those_who_wait_have_the_same_calls(farm, app):
+async def test_sync_facade_has_the_same_calls(farm, app):
     def work():
         sync = app.sync
         assert sync.shows.create("ads").name == "ads"
@@ -185,6 +185,6 @@ async def test_those_who_wait_have_the_same_calls(farm, app):
     assert app.shows.create.__doc__ == app.sync.shows.create.__doc__
 
 
-async def test_a_rehearsal_has_no_shows(app):
+async def test_inline_mode_refuses_administration(app):
     with inline(), pytest.raises(InvalidInput, match="supports only jobs and workflows"):
         await app.shows.list()

@@ -1,4 +1,4 @@
-"""The SDK on a bad day: replies that are lost, servers that go away, callers that are cancelled, loops that end."""
+"""The SDK under faults: lost replies, server outages, cancelled callers, closed event loops."""
 
 import asyncio
 import ssl
@@ -61,13 +61,13 @@ async def jobs(farm):
     return await farm.database.value(JOBS)
 
 
-async def test_a_submission_whose_reply_is_lost_becomes_one_job(farm, network, app, monkeypatch):
+async def test_submission_with_lost_reply_creates_one_job(farm, network, app, monkeypatch):
     square, _ = declared(app)
     for submit, made in ((lambda: square.submit(3), 1), (lambda: square.submit_many([square.call(1)] * 20), 20)):
         before = await jobs(farm)
         network.drop_replies()
         submitting = asyncio.create_task(submit())
-        await until(lambda before=before: _more(farm, before), what="the job of the lost reply")
+        await until(lambda before=before: _has_more_jobs(farm, before), what="the job of the lost reply")
         network.heal()
         network.reset()
         found = await submitting
@@ -77,14 +77,14 @@ async def test_a_submission_whose_reply_is_lost_becomes_one_job(farm, network, a
         assert await first.result(timeout=15) in (9, 1)
 
 
-async def _more(farm, before):
+async def _has_more_jobs(farm, before):
     return await jobs(farm) > before
 
 
-async def test_what_may_not_be_repeated_is_not_when_its_reply_is_lost(farm, network, app):
+async def test_non_idempotent_call_with_lost_reply_is_not_retried(farm, network, app):
     network.drop_replies()
     creating = asyncio.create_task(app.shows.create("ads"))
-    await until(lambda: _known(farm, "ads"), what="the show of the lost reply")
+    await until(lambda: _has_show(farm, "ads"), what="the show of the lost reply")
     network.heal()
     network.reset()
     with pytest.raises(Unavailable, match="the outcome of the request is unknown"):
@@ -92,18 +92,18 @@ async def test_what_may_not_be_repeated_is_not_when_its_reply_is_lost(farm, netw
     assert [one.name for one in await app.shows.list()] == ["ads", "film"]
 
 
-async def _known(farm, name):
+async def _has_show(farm, name):
     return name in {show.name for show in await farm.books.admin.shows()}
 
 
-async def test_waiting_goes_on_over_a_server_that_is_away(farm, network, app):
+async def test_wait_continues_over_a_server_outage(farm, network, app):
     _, hang = declared(app)
     gate = hanging("h")
     job = await hang.submit("h")
     await farm.running("h")
     waiting = [asyncio.create_task(job.result(timeout=30)) for _ in range(5)]
     events = asyncio.create_task(_states(job))
-    await until(lambda: len(network._links) >= 5, what="questions that are under way")
+    await until(lambda: len(network._links) >= 5, what="the requests in flight")
     network.cut()
     gate.set()
     assert await farm.ended(job.id) == "SUCCEEDED"
@@ -116,7 +116,7 @@ async def _states(job):
     return [str(moment.state) async for moment in job.events()]
 
 
-async def test_a_server_that_stays_away_is_told_within_the_time_of_the_caller(network, app):
+async def test_long_outage_is_reported_within_the_caller_timeout(network, app):
     square, _ = declared(app)
     job = await square.submit(2)
     network.cut()
@@ -124,7 +124,7 @@ async def test_a_server_that_stays_away_is_told_within_the_time_of_the_caller(ne
         await job.result(timeout=0.3)
 
 
-async def test_callers_that_are_cancelled_give_their_connections_back(farm, app, monkeypatch):
+async def test_cancelled_callers_release_their_connections(farm, app, monkeypatch):
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 8)
     square, hang = declared(app)
     gate = hanging("h")
@@ -132,7 +132,7 @@ async def test_callers_that_are_cancelled_give_their_connections_back(farm, app,
     await farm.running("h")
     for _ in range(4):
         waiting = [asyncio.create_task(job.wait()) for _ in range(8)]
-        await until(lambda: REQUESTS_WAITING._value.get() == 8, what="eight who wait")
+        await until(lambda: REQUESTS_WAITING._value.get() == 8, what="eight waiting requests")
         for each in waiting:
             each.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
@@ -142,7 +142,7 @@ async def test_callers_that_are_cancelled_give_their_connections_back(farm, app,
     assert await (await square.submit(2)).result(timeout=15) == 4
 
 
-async def test_a_certificate_is_checked_and_may_be_named(certificate, monkeypatch):
+async def test_server_certificate_is_verified_and_configurable(certificate, monkeypatch):
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
     page = answer(body={"items": []})
@@ -157,7 +157,7 @@ async def test_a_certificate_is_checked_and_may_be_named(certificate, monkeypatc
     assert len(server.heard) == 1
 
 
-async def test_many_threads_use_the_facade_at_once(farm, app):
+async def test_sync_facade_is_thread_safe(farm, app):
     square, _ = declared(app)
     failed = []
 
@@ -166,9 +166,9 @@ async def test_many_threads_use_the_facade_at_once(farm, app):
             job = square.sync.submit(number)
             assert job.result(15) == number * number
             assert [str(one.state) for one in job.events()][-1] == "SUCCEEDED"
-            assert next(iter(job.events())).state == "PENDING", "who stops reading is done"
+            assert next(iter(job.events())).state == "PENDING", "a reader may stop early"
             assert app.sync.shows.get("film").show.name == "film"
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:  # noqa: BLE001 - reported by the test
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
@@ -210,7 +210,7 @@ print(found)
 """
 
 
-async def test_loops_that_end_and_children_leave_nothing_behind(farm, key, spawn, tmp_path):
+async def test_closed_loops_and_forked_children_leave_nothing_behind(farm, key, spawn, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     process = await spawn(
@@ -223,7 +223,7 @@ async def test_loops_that_end_and_children_leave_nothing_behind(farm, key, spawn
     assert "Traceback" not in err, err
 
 
-LEFT = """
+UNFINISHED_SCRIPT = """
 import os
 from rota import Rota
 app = Rota(os.environ["URL"], key=os.environ["KEY"], show="film")
@@ -236,9 +236,9 @@ print(next(events).state)
 """
 
 
-async def test_a_process_ends_also_in_the_middle_of_what_it_follows(farm, key, spawn, tmp_path):
+async def test_process_exits_while_following_events(farm, key, spawn, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(LEFT)
+    script.write_text(UNFINISHED_SCRIPT)
     env = {"URL": farm.replica.listen_url, "KEY": key, "PYTHONPATH": str(ROOT / "src")}
     process = await spawn(None, argv=[sys.executable, "-W", "error", str(script)], env=env)
     async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""The SDK against real servers, by way of their API: from a typed call to its result, its failure, its log."""
+"""The SDK against real servers over their API: from a typed call to its result, its failure and its log."""
 
 import asyncio
 import multiprocessing
@@ -28,7 +28,7 @@ from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.server import services
 from rota.server.http.middleware.rate_limit import REQUESTS_WAITING
-from tests.support import replica_and_worker as ground
+from tests.support import replica_and_worker as worker_support
 from tests.support import sdk_tasks
 from tests.support.api import Api
 from tests.support.replica_and_worker import Farm, hanging
@@ -85,11 +85,11 @@ async def echo(value): ...
 @tasks.task(topic="default")
 async def talk(name: str) -> None:
     context().log("before\nnächste Zeile")
-    await ground.gates[name].wait()
+    await worker_support.gates[name].wait()
     context().log("after")
 
 
-MINE = (name_of, shots_of, large, talk)
+OWN_TASKS = (name_of, shots_of, large, talk)
 THREADS = 24
 
 
@@ -97,14 +97,14 @@ THREADS = 24
 async def farm(database_url, redis_url, nats_url, bus_prefix):
     async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
         await farm.show()
-        for task in MINE:
-            ground.app.tasks[task.name] = task
+        for task in OWN_TASKS:
+            worker_support.app.tasks[task.name] = task
         try:
             await farm.worker(slots=16)
             yield farm
         finally:
-            for task in MINE:
-                del ground.app.tasks[task.name]
+            for task in OWN_TASKS:
+                del worker_support.app.tasks[task.name]
         await farm.quiet()
 
 
@@ -115,7 +115,7 @@ async def key(farm):
 
 @pytest.fixture
 async def app(farm, key):
-    """The tasks above, submitted to the farm of the test."""
+    """The tasks above, submitted to the servers of the test."""
     rota = Rota(farm.replica.listen_url, key=key, show="film", actor="test")
     before = {task: task.app for task in tasks.tasks.values()}
     for task in before:
@@ -126,17 +126,17 @@ async def app(farm, key):
     await rota.close()
 
 
-async def test_values_arrive_and_return_as_what_they_are(farm, app):
+async def test_typed_values_round_trip(farm, app):
     shot = Shot("a", UUID(int=5), datetime(2030, 1, 2, tzinfo=UTC))
     job = await name_of.submit(shot)
     assert await job.result(timeout=15) == msgspec.structs.replace(shot, name="A")
     scene = await shots_of.submit(Scene(shots=["a"]), first=b"b")
     assert await scene.result(timeout=15) == Scene(shots=["a", "b"])
-    told = await scene.get()
-    assert (told.show, told.details.actor_id, told.details.actor_type) == ("film", "test", "service")
+    view = await scene.get()
+    assert (view.show, view.details.actor_id, view.details.actor_type) == ("film", "test", "service")
 
 
-async def test_what_does_not_fit_is_one_sentence_on_the_frame(farm, app):
+async def test_invalid_argument_fails_the_frame_with_one_sentence(farm, app):
     job = await name_of.submit({"name": "a"})
     with pytest.raises(JobFailed, match="shot does not fit: Object missing required field `id`") as raised:
         await job.result(timeout=15)
@@ -159,7 +159,7 @@ async def test_sync_tasks_have_types_and_tracebacks_in_their_processes(farm, key
         assert "raise LookupError(why)" in raised.value.traceback
 
 
-async def test_a_map_and_many_jobs(farm, app):
+async def test_map_and_submit_many_return_results(farm, app):
     job = await square.map(range(300))
     many = await square.submit_many([square.call(2), square.options(name="three").call(3)])
     assert await job.result(timeout=15) == [value * value for value in range(300)]
@@ -168,7 +168,7 @@ async def test_a_map_and_many_jobs(farm, app):
     assert (await many[1].get()).name == "three"
 
 
-async def test_what_json_has_no_word_for_goes_both_ways_also_by_bulk(farm, app):
+async def test_values_without_json_type_round_trip_also_in_bulk(farm, app):
     at = datetime(2030, 1, 2, tzinfo=UTC)
     given = {"bytes": b"\0\xff", "at": at, "list": [1, {"a": None}]}
     jobs = await echo.submit_many([echo.call(given), echo.call(b"plain")])
@@ -176,7 +176,7 @@ async def test_what_json_has_no_word_for_goes_both_ways_also_by_bulk(farm, app):
     assert await (await echo.map([b"a", at])).result(timeout=15) == [b"a", at]
 
 
-async def test_more_than_one_page_and_more_who_wait_than_connections(farm, app, monkeypatch):
+async def test_results_span_pages_and_waiters_exceed_connections(farm, app, monkeypatch):
     monkeypatch.setattr(http, "RESULTS_PAGE_SIZE", 7)
     monkeypatch.setattr(wire, "LONG_POLLS_MAX", 4)
     monkeypatch.setattr(wire, "CONNECTIONS_MAX", 8)
@@ -185,7 +185,7 @@ async def test_more_than_one_page_and_more_who_wait_than_connections(farm, app, 
     assert await (await square.map(range(30))).result(timeout=15) == [number**2 for number in range(30)]
 
 
-async def test_a_log_is_followed_to_its_end(farm, app):
+async def test_log_is_followed_to_its_end(farm, app):
     gate = hanging("h")
     job = await talk.submit("h")
     pieces = job.logs(follow=True)
@@ -201,7 +201,7 @@ async def test_a_log_is_followed_to_its_end(farm, app):
         await anext(job.logs(layer="nobody"))
 
 
-async def test_a_job_belongs_to_the_trace_of_whoever_submits_it(farm, app, monkeypatch):
+async def test_job_belongs_to_the_trace_of_its_submitter(farm, app, monkeypatch):
     recorder = recording(monkeypatch)
     with tracing.span("request"):
         jobs = [await square.submit(2), *await square.submit_many([square.call(3), square.call(4)])]
@@ -212,14 +212,14 @@ async def test_a_job_belongs_to_the_trace_of_whoever_submits_it(farm, app, monke
     assert len(recorder.named("submit")) == 3
 
 
-async def test_a_large_result_comes_from_the_store(farm, app):
+async def test_result_over_the_size_limit_fails_and_one_below_is_returned(farm, app):
     with pytest.raises(JobFailed) as raised:
         await (await large.submit(100_000)).result(timeout=15)
-    assert raised.value.reason == "result_too_large", "this farm has no directory for them"
+    assert raised.value.reason == "result_too_large", "no directory for large results is configured"
     assert await (await large.submit(60_000)).result(timeout=15) == bytes(60_000)
 
 
-async def test_a_failure_is_typed_and_shows_where_it_was_raised(farm, app):
+async def test_failure_is_typed_and_has_its_traceback(farm, app):
     job = await boom.submit()
     with pytest.raises(JobFailed, match="ValueError: no luck") as raised:
         await job.result(timeout=15)
@@ -227,7 +227,7 @@ async def test_a_failure_is_typed_and_shows_where_it_was_raised(farm, app):
     assert "ValueError: no luck" in "".join([line async for line in job.logs()])
 
 
-async def test_waiting_cancelling_and_events(farm, app):
+async def test_jobs_are_awaited_cancelled_and_their_events_read(farm, app):
     gate = hanging("h")
     job, other = await hang.submit("h"), await hang.options(deadline=0.2).submit("h")
     await farm.running("h")
@@ -248,10 +248,10 @@ async def _next(moments):
     return await anext(moments)
 
 
-async def test_events_of_all_jobs_are_followed_and_gone_on_with(farm, app):
+async def test_events_of_all_jobs_are_followed_and_resumed(farm, app):
     events = app.events(show="film", kinds=["job.succeeded", "job.failed"])
     first = asyncio.create_task(_next(events))
-    await until(lambda: REQUESTS_WAITING._value.get() >= 1, what="somebody who follows")
+    await until(lambda: REQUESTS_WAITING._value.get() >= 1, what="a subscriber")
     jobs = [await square.submit(2), await boom.submit()]
     for job in jobs:
         await job.wait(timeout=15)
@@ -265,7 +265,7 @@ async def test_events_of_all_jobs_are_followed_and_gone_on_with(farm, app):
     await asyncio.to_thread(app.sync.close)
 
 
-async def test_keys_and_what_a_job_waits_for(farm, app):
+async def test_idempotency_keys_and_waiting_reasons(farm, app):
     keyed = square.options(key="once")
     first, again = await keyed.submit(2), await keyed.submit(2)
     assert (first, again.already) == (again, True)
@@ -282,7 +282,7 @@ async def test_keys_and_what_a_job_waits_for(farm, app):
         await app.job(UUID(int=1)).state()
 
 
-async def test_a_bar_is_shown_to_people_alone(farm, app, capsys, monkeypatch):
+async def test_progress_bar_is_shown_only_on_a_terminal(farm, app, capsys, monkeypatch):
     await (await square.submit(2)).wait(timeout=15)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -290,8 +290,8 @@ async def test_a_bar_is_shown_to_people_alone(farm, app, capsys, monkeypatch):
     assert "square" in capsys.readouterr().err
 
 
-def threads(url, key):
-    """Submit from several threads at once; whatever is raised is told."""
+def submit_from_threads(url, key):
+    """Submit from several threads at once."""
     rota = Rota(url, key=key, show="film")
     square = rota.task(name="square", topic="default")(lambda value: value)
     found, gate = [], threading.Barrier(THREADS)
@@ -308,64 +308,64 @@ def threads(url, key):
     return rota, square, found
 
 
-async def test_the_sync_facade_serves_threads_and_forked_children(farm, key):
-    rota, square, found = await asyncio.to_thread(threads, farm.replica.listen_url, key)
+async def test_sync_facade_serves_threads_and_forked_children(farm, key):
+    rota, square, found = await asyncio.to_thread(submit_from_threads, farm.replica.listen_url, key)
     assert len(set(found)) == THREADS
     fork = multiprocessing.get_context("fork")
-    told = fork.SimpleQueue()
+    results = fork.SimpleQueue()
 
     def in_child():
         job = square.sync.submit(12)
-        told.put((str(job.id), job.result(15)))
+        results.put((str(job.id), job.result(15)))
         rota.sync.close()
 
     child = fork.Process(target=in_child)
     child.start()
     await asyncio.to_thread(child.join, 30)
     assert child.exitcode == 0
-    job, value = told.get()
+    job, value = results.get()
     assert value == 144
     values = await asyncio.to_thread(lambda: {rota.sync.job(each).result(15) for each in found})
-    assert values == {number * number for number in range(THREADS)}, "the parent's connections are as they were"
+    assert values == {number * number for number in range(THREADS)}, "the parent's connections still work"
     assert await asyncio.to_thread(rota.sync.job(job).state) == "SUCCEEDED"
     await asyncio.to_thread(rota.sync.close)
 
 
-async def gone(app, job):
+async def assert_no_job(app, job):
     with pytest.raises(InvalidInput, match="There is no job"):
         await app.job(job.id).state()
 
 
-async def test_asyncpg_decides_with_its_transaction(farm, app, database_url):
+async def test_asyncpg_transaction_decides_the_submission(farm, app, database_url):
     connection = await asyncpg.connect(database_url)
-    undone = connection.transaction()
-    await undone.start()
+    rolled_back = connection.transaction()
+    await rolled_back.start()
     lost = await square.on(connection).submit(2)
-    await undone.rollback()
-    await gone(app, lost)
+    await rolled_back.rollback()
+    await assert_no_job(app, lost)
     async with connection.transaction():
         job = await square.on(connection).map([1, 2])
-        await gone(app, job)
+        await assert_no_job(app, job)
     await connection.close()
     assert await job.result(timeout=15) == [1, 4]
 
 
-async def test_psycopg_decides_with_its_transaction(farm, app, database_url):
+async def test_psycopg_transaction_decides_the_submission(farm, app, database_url):
     async with await psycopg.AsyncConnection.connect(database_url, row_factory=dict_row) as connection:
         lost = await square.on(connection).submit(2)
         await connection.rollback()
-        await gone(app, lost)
+        await assert_no_job(app, lost)
         job = await square.on(connection).submit(3)
     assert await job.result(timeout=15) == 9
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_sqlalchemy_decides_with_its_transaction(farm, app, database_url, driver):
+async def test_sqlalchemy_transaction_decides_the_submission(farm, app, database_url, driver):
     engine = create_async_engine(database_url.partition("?")[0].replace("postgresql:", f"postgresql+{driver}:"))
     async with engine.connect() as connection:
         lost = await square.on(connection).submit(2)
         await connection.rollback()
-        await gone(app, lost)
+        await assert_no_job(app, lost)
         job = await square.on(connection).submit(3)
         await connection.commit()
     await engine.dispose()
@@ -373,7 +373,7 @@ async def test_sqlalchemy_decides_with_its_transaction(farm, app, database_url, 
 
 
 def as_django(database_url):
-    """A connection as Django makes one."""
+    """A connection as Django creates it."""
     if not conf.settings.configured:
         conf.settings.configure()
         django.setup()
@@ -390,7 +390,7 @@ def as_django(database_url):
     return connections["rota"]
 
 
-async def test_connections_that_wait_decide_with_their_transactions(farm, app, database_url):
+async def test_sync_connection_transactions_decide_the_submission(farm, app, database_url):
     def work():
         with psycopg.connect(database_url, row_factory=dict_row) as connection:
             lost = square.sync.on(connection).submit(2)
@@ -403,11 +403,11 @@ async def test_connections_that_wait_decide_with_their_transactions(farm, app, d
         return lost.unsync, [job.unsync for job in kept]
 
     lost, kept = await asyncio.to_thread(work)
-    await gone(app, lost)
+    await assert_no_job(app, lost)
     assert [await job.result(timeout=15) for job in kept] == [9, [1, 4], 16]
 
 
-async def test_django_decides_with_its_transaction(farm, app, database_url):
+async def test_django_transaction_decides_the_submission(farm, app, database_url):
     def work():
         connection = as_django(database_url)
         try:
@@ -426,10 +426,10 @@ async def test_django_decides_with_its_transaction(farm, app, database_url):
     kept, *lost = await asyncio.to_thread(work)
     assert await kept.result(timeout=15) == 25
     for job in lost:
-        await gone(app, job)
+        await assert_no_job(app, job)
 
 
-async def test_the_wrong_kind_of_connection_is_refused(app, database_url):
+async def test_wrong_kind_of_connection_is_refused(app, database_url):
     with psycopg.connect(database_url) as connection, pytest.raises(InvalidInput, match=r"use task\.sync\.on"):
         await square.on(connection).submit(2)
     awaited = await asyncpg.connect(database_url)

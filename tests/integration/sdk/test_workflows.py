@@ -1,4 +1,4 @@
-"""Workflows by the SDK, against the API of real servers: from a declaration to what its runs return and undo."""
+"""Workflows by the SDK against the API of real servers: from declaration to results and compensation."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from rota.model.access import Role
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, Refused
 from rota.model.workflows.spec import StepSpec, WorkflowSpec
 from rota.server import services
-from tests.support import replica_and_worker as ground
+from tests.support import replica_and_worker as worker_support
 from tests.support.api import Api
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
 
-FORGET = sql("TRUNCATE rota.workflow CASCADE")
+DELETE_WORKFLOWS = sql("TRUNCATE rota.workflow CASCADE")
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Ticket:
 
 
 def declared(app):
-    """A travel agency; `booked` is what it has booked and not given back."""
+    """A travel agency; `booked` holds the bookings that are not cancelled."""
     booked = []
 
     @app.task
@@ -85,28 +85,28 @@ async def app(farm):
 @pytest.fixture
 async def agency(farm, app):
     made = declared(app)
-    before = dict(ground.app.tasks)
-    ground.app.tasks.update({task.name: task for task in made.tasks})
+    before = dict(worker_support.app.tasks)
+    worker_support.app.tasks.update({task.name: task for task in made.tasks})
     try:
         await farm.worker()
         yield made
     finally:
-        ground.app.tasks.clear()
-        ground.app.tasks.update(before)
+        worker_support.app.tasks.clear()
+        worker_support.app.tasks.update(before)
 
 
-async def test_a_run_returns_what_its_workflow_says_it_returns(app, agency):
+async def test_run_returns_the_workflow_result(app, agency):
     run = await agency.trip.start("Oslo", nights=3)
     assert await run.result(timeout=20) == Ticket("Oslo inn", 300)
     assert (await run.state(), run.already) == ("SUCCEEDED", False)
-    told = await run.get()
-    assert ([step.state for step in told.steps], told.input) == (["SUCCEEDED"] * 3, {"city": "Oslo", "nights": 3})
+    view = await run.get()
+    assert ([step.state for step in view.steps], view.input) == (["SUCCEEDED"] * 3, {"city": "Oslo", "nights": 3})
     assert [each.happened.what for each in await run.timeline()][-1] == "succeeded"
     assert await agency.trip.run(run.id).result() == Ticket("Oslo inn", 300)
     assert await app.run(str(run.id)).result() == {"number": "Oslo inn", "price": 300}
 
 
-async def test_what_a_run_did_is_undone_when_it_fails_for_good(app, agency):
+async def test_fatal_failure_compensates_the_run(app, agency):
     run = await agency.trip.start("Oslo", nights=30)
     with pytest.raises(RunNotSucceeded, match=r"ended as FAILED: Step pay: .*no money for 3100") as failed:
         await run.result(timeout=20)
@@ -116,19 +116,19 @@ async def test_what_a_run_did_is_undone_when_it_fails_for_good(app, agency):
     assert (saga.state, {entry.step for entry in saga.entries}) == ("rolled_back", {"flight", "hotel"})
 
 
-async def test_a_workflow_makes_those_known_that_it_runs(app, agency):
+async def test_workflow_declares_the_workflows_it_runs(app, agency):
     run = await agency.tour.start(["Oslo", "Rome"])
     assert await run.result(timeout=20) == [Ticket("Oslo", 100), Ticket("Rome", 100)]
     assert sorted((line.name, line.version) for line in await app.workflows.list()) == [("tour", 1), ("trip", 1)]
 
 
-async def test_a_version_that_is_not_kept_any_more_is_declared_again(farm, app, agency):
+async def test_pruned_version_is_declared_again(farm, app, agency):
     await (await agency.trip.start("Oslo")).wait(timeout=20)
-    await farm.database.run(FORGET)
+    await farm.database.run(DELETE_WORKFLOWS)
     assert await (await agency.trip.start("Oslo")).result(timeout=20) == Ticket("Oslo inn", 200)
 
 
-async def test_runs_of_one_key_are_one_run(app, agency):
+async def test_same_idempotency_key_starts_one_run(app, agency):
     keyed = agency.trip.options(key="order-7")
     first, again = await keyed.start("Oslo"), await keyed.start("Oslo")
     assert (again, again.already, first.already) == (first, True, False)
@@ -138,7 +138,7 @@ async def test_runs_of_one_key_are_one_run(app, agency):
     await first.wait(timeout=20)
 
 
-async def test_a_run_is_waited_for_paused_cancelled_and_run_again(app, agency):
+async def test_run_is_awaited_paused_cancelled_and_rerun(app, agency):
     gate = hanging("x")
     run = await agency.slow.start("x")
     with pytest.raises(NotEnded, match=r"has not ended within 0\.05 s, it is RUNNING"):
@@ -150,7 +150,7 @@ async def test_a_run_is_waited_for_paused_cancelled_and_run_again(app, agency):
     with pytest.raises(NotFound, match="cancel a live run first"):
         await run.rerun("wait")
     waiting = asyncio.create_task(run.wait(timeout=20))
-    await until(lambda: "x" in ground.seen.get("began", ()))
+    await until(lambda: "x" in worker_support.seen.get("began", ()))
     assert await run.cancel()
     assert await waiting == "CANCELLED"
     assert not await run.cancel()
@@ -166,7 +166,7 @@ async def test_a_run_is_waited_for_paused_cancelled_and_run_again(app, agency):
     assert {line.id for line in await app.workflows.runs(show="film")} == {run.id, again.id}
 
 
-async def test_any_workflow_is_known_by_its_name(app, agency):
+async def test_workflow_is_started_by_name(app, agency):
     spec = WorkflowSpec(
         name="plain",
         show="film",
@@ -177,16 +177,16 @@ async def test_any_workflow_is_known_by_its_name(app, agency):
     assert (await app.workflows.declare(spec)).changed
     assert not (await app.workflows.declare(spec)).changed
     assert await (await app.workflows.start("plain", {"n": 0})).result(timeout=20) == 0
-    told = await app.workflows.dry_run("plain")
-    assert (told.input, [step.id for step in told.steps]) == ({"n": 3}, ["a"])
+    view = await app.workflows.dry_run("plain")
+    assert (view.input, [step.id for step in view.steps]) == ({"n": 3}, ["a"])
     with pytest.raises(InvalidInput, match="no input 'm'"):
         await app.workflows.dry_run("plain", {"m": 1})
     with pytest.raises(NotFound, match="declare it first"):
         await app.workflows.start("nobody")
 
 
-async def test_those_who_wait_have_the_same_calls(app, agency):
-    def waits():
+async def test_sync_facade_has_the_same_calls(app, agency):
+    def use_sync_calls():
         run = agency.trip.sync.options(key="k").start("Oslo")
         assert run.result(timeout=20) == Ticket("Oslo inn", 200)
         assert (run.state(), agency.trip.sync.run(run.id).wait(), run.unsync) == ("SUCCEEDED", "SUCCEEDED", run)
@@ -195,4 +195,4 @@ async def test_those_who_wait_have_the_same_calls(app, agency):
         assert [line.id for line in app.sync.workflows.runs(most=1)] == [named.id]
         app.sync.close()
 
-    await asyncio.to_thread(waits)
+    await asyncio.to_thread(use_sync_calls)
