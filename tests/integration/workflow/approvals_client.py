@@ -13,11 +13,11 @@ from tests.support.workflows import Room
 async def main():
     idle_s = float(os.environ.get("IDLE_S", "30"))
     database = await Database.open(PostgresTarget(url=os.environ["URL"], idle_in_transaction_s=idle_s))
-    room, people = Room(database), Desk(database)
-    people.approver.subjects["step"] = room.advancer.advancing.approving
+    harness, people = Room(database), Desk(database)
+    people.approver.subjects["step"] = harness.advancer.advancing.approving
     subject = os.environ.get("VOTE")
     try:
-        await again(lambda: people.approve(subject, BOB) if subject else room.advance())
+        await again(lambda: people.approve(subject, BOB) if subject else harness.advance())
     except RotaError as error:
         print("refused", error.code, flush=True)
     await database.close()

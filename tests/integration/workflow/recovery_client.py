@@ -15,15 +15,15 @@ async def main():
     database = await Database.open(PostgresTarget(url=os.environ["URL"]))
     redis = connect(RedisTarget(url=os.environ["REDIS_URL"]))
     times = {"run_lock_s": float(os.environ.get("LOCK_S", "30")), "lease_s": float(os.environ.get("LEASE_S", "30"))}
-    room = Netted(database, redis, **times, holder=os.environ.get("HOLDER", "net"))
+    harness = Netted(database, redis, **times, holder=os.environ.get("HOLDER", "net"))
     only = os.environ.get("ONLY")
     try:
         if only == "mend":
-            await room.mend()
+            await harness.mend()
         elif only is None:
-            async for step in room.keep():
+            async for step in harness.keep():
                 await step()
-        await room.desk.pause(UUID(os.environ["RUN"]), "ann")
+        await harness.desk.pause(UUID(os.environ["RUN"]), "ann")
     except RotaError as error:
         print("refused", error.code, flush=True)
     print("done", flush=True)

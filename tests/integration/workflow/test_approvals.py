@@ -64,173 +64,182 @@ class ApprovalHarness(Room):
 
 
 @pytest.fixture
-async def room(database):
+async def harness(database):
     await a_show(database)
     return ApprovalHarness(database)
 
 
-async def test_run_waits_for_quorum_and_outputs_the_votes(room, database):
-    subject = await room.start_waiting(
+async def test_run_waits_for_quorum_and_outputs_the_votes(harness, database):
+    subject = await harness.start_waiting(
         FLOW[0], ship(quorum=2, input={"cut": "${steps.render.output}"}), FLOW[2], inputs={"n": 1}
     )
-    assert await room.states() == {"": "WAITING", "render": "SUCCEEDED", "ok": "RUNNING", "publish": "WAITING"}
-    approval = await room.people.of(subject)
+    assert await harness.states() == {"": "WAITING", "render": "SUCCEEDED", "ok": "RUNNING", "publish": "WAITING"}
+    approval = await harness.people.of(subject)
     assert (approval.kind, approval.title, approval.principal, approval.quorum) == ("step", "Ship cut 7?", "ann", 2)
-    assert approval.id == await room.job("ok")
-    shown = await room.advancer.advancing.approving.step_approval_view(approval)
-    assert (shown.run, shown.step, shown.text) == (room.run, "ok", "Ship cut 7?")
+    assert approval.id == await harness.job("ok")
+    shown = await harness.advancer.advancing.approving.step_approval_view(approval)
+    assert (shown.run, shown.step, shown.text) == (harness.run, "ok", "Ship cut 7?")
     assert (shown.input, shown.run_input, shown.started_by) == ({"cut": "cut 7"}, {"n": 1}, "ann")
 
     with pytest.raises(SelfApprovalDenied):
-        await room.people.approve(subject, ANN)
+        await harness.people.approve(subject, ANN)
     with pytest.raises(Forbidden):
-        await room.people.approve(subject, person("kim", is_operator=False))
-    assert (await room.people.approve(subject, BOB, "looks good")).approval.state == "pending"
-    assert await room.advance() == 0
-    assert (await room.people.approve(subject, EVE)).approval.state == "granted"
-    assert (await room.people.approve(subject, EVE)).changed is False
-    assert await room.advance() == 1
-    assert await room.jobs() == ["publish", "render"]
-    step = await room.output()
+        await harness.people.approve(subject, person("kim", is_operator=False))
+    assert (await harness.people.approve(subject, BOB, "looks good")).approval.state == "pending"
+    assert await harness.advance() == 0
+    assert (await harness.people.approve(subject, EVE)).approval.state == "granted"
+    assert (await harness.people.approve(subject, EVE)).changed is False
+    assert await harness.advance() == 1
+    assert await harness.jobs() == ["publish", "render"]
+    step = await harness.output()
     assert (step.state, step.output["by"]) == ("SUCCEEDED", ["bob", "eve"])
     assert [vote["comment"] for vote in step.output["votes"]] == ["looks good", ""]
     assert step.output["at"] == step.output["votes"][-1]["at"]
     assert [row["action"] for row in await database.rows(AUDITED)] == ["approval.vote", "approval.granted"]
 
 
-async def test_rejection_denies_the_step_and_the_run(room):
-    subject = await room.start_waiting()
-    await room.people.reject(subject, BOB, "wrong cut")
-    await room.advance()
-    assert await room.states() == {"": "DENIED", "render": "SUCCEEDED", "ok": "DENIED", "publish": "CANCELLED"}
-    assert (await room.output()).reason == "Rejected by bob: wrong cut."
+async def test_rejection_denies_the_step_and_the_run(harness):
+    subject = await harness.start_waiting()
+    await harness.people.reject(subject, BOB, "wrong cut")
+    await harness.advance()
+    assert await harness.states() == {"": "DENIED", "render": "SUCCEEDED", "ok": "DENIED", "publish": "CANCELLED"}
+    assert (await harness.output()).reason == "Rejected by bob: wrong cut."
 
 
-async def test_expired_approval_denies_the_step(room, database):
-    await room.start_waiting(FLOW[0], ship(expires_s=3600, on_error="mend"), FLOW[2], StepSpec(id="mend", task="noop"))
+async def test_expired_approval_denies_the_step(harness, database):
+    await harness.start_waiting(
+        FLOW[0], ship(expires_s=3600, on_error="mend"), FLOW[2], StepSpec(id="mend", task="noop")
+    )
     await database.run(DUE)
-    assert await room.people.approver.expire() == 1
-    await room.advance()
-    assert (await room.output()).reason == "Not enough people approved it in time: 0 of 1 did."
-    assert (await room.states())["mend"] == "RUNNING"
-    await room.end("mend")
-    await room.advance()
-    assert (await room.states())["publish"] == "RUNNING", "the error handler lets the run continue"
+    assert await harness.people.approver.expire() == 1
+    await harness.advance()
+    assert (await harness.output()).reason == "Not enough people approved it in time: 0 of 1 did."
+    assert (await harness.states())["mend"] == "RUNNING"
+    await harness.end("mend")
+    await harness.advance()
+    assert (await harness.states())["publish"] == "RUNNING", "the error handler lets the run continue"
 
 
-async def test_step_deadline_withdraws_the_approval_request(room):
-    subject = await room.start_waiting(FLOW[0], ship(deadline_s=60))
-    await room.pass_time(60)
-    await room.advance()
-    assert await room.states() == {"": "TIMEOUT", "render": "SUCCEEDED", "ok": "TIMEOUT"}
-    assert await room.approvals() == ["closed"]
+async def test_step_deadline_withdraws_the_approval_request(harness):
+    subject = await harness.start_waiting(FLOW[0], ship(deadline_s=60))
+    await harness.pass_time(60)
+    await harness.advance()
+    assert await harness.states() == {"": "TIMEOUT", "render": "SUCCEEDED", "ok": "TIMEOUT"}
+    assert await harness.approvals() == ["closed"]
     with pytest.raises(ApprovalResolved, match="closed"):
-        await room.people.approve(subject, BOB)
+        await harness.people.approve(subject, BOB)
 
 
-async def test_cancel_withdraws_the_request_and_late_votes_are_refused(room, database):
-    subject = await room.start_waiting()
-    await room.desk.cancel(room.run, "ann")
-    assert await room.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
-    assert await room.approvals() == ["closed"]
-    for decide in (room.people.approve, room.people.reject):
+async def test_cancel_withdraws_the_request_and_late_votes_are_refused(harness, database):
+    subject = await harness.start_waiting()
+    await harness.desk.cancel(harness.run, "ann")
+    assert await harness.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
+    assert await harness.approvals() == ["closed"]
+    for decide in (harness.people.approve, harness.people.reject):
         with pytest.raises(ApprovalResolved, match="closed"):
             await decide(subject, BOB)
     assert await database.value(NEWS) == 0
 
 
-async def test_vote_on_run_with_pending_cancel_is_refused(room, database):
-    subject = await room.start_waiting()
+async def test_vote_on_run_with_pending_cancel_is_refused(harness, database):
+    subject = await harness.start_waiting()
     await database.run(CANCEL)
     with pytest.raises(ApprovalNotActionable):
-        await room.people.approve(subject, BOB)
-    await room.advance()
-    assert (await room.states())[""] == "CANCELLED"
-    assert await room.approvals() == ["closed"]
+        await harness.people.approve(subject, BOB)
+    await harness.advance()
+    assert (await harness.states())[""] == "CANCELLED"
+    assert await harness.approvals() == ["closed"]
 
 
-async def test_cancel_after_unprocessed_grant_cancels_the_run(room, database):
-    subject = await room.start_waiting()
-    await room.people.approve(subject, BOB)
-    await room.desk.cancel(room.run, "ann")
-    await room.advance()
-    assert await room.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
-    assert await room.approvals() == ["granted"]
+async def test_cancel_after_unprocessed_grant_cancels_the_run(harness, database):
+    subject = await harness.start_waiting()
+    await harness.people.approve(subject, BOB)
+    await harness.desk.cancel(harness.run, "ann")
+    await harness.advance()
+    assert await harness.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
+    assert await harness.approvals() == ["granted"]
     assert await database.value(NEWS) == 0
 
 
-async def test_rerun_requests_approval_again(room):
-    subject = await room.start_waiting()
-    await room.people.reject(subject, BOB)
-    await room.advance()
-    again = (await room.desk.rerun(room.run, "ok", "eve")).run
-    assert await room.approvals() == ["rejected", "pending"]
+async def test_rerun_requests_approval_again(harness):
+    subject = await harness.start_waiting()
+    await harness.people.reject(subject, BOB)
+    await harness.advance()
+    again = (await harness.desk.rerun(harness.run, "ok", "eve")).run
+    assert await harness.approvals() == ["rejected", "pending"]
     with pytest.raises(SelfApprovalDenied):
-        await room.people.approve(f"{again}:ok", EVE)
-    await room.people.approve(f"{again}:ok", BOB)
-    await room.advance()
-    assert (await room.states(again))["publish"] == "RUNNING"
+        await harness.people.approve(f"{again}:ok", EVE)
+    await harness.people.approve(f"{again}:ok", BOB)
+    await harness.advance()
+    assert (await harness.states(again))["publish"] == "RUNNING"
 
 
-async def test_granted_approval_in_any_parallel_withdraws_the_others(room):
+async def test_granted_approval_in_any_parallel_withdraws_the_others(harness):
     steps = [StepSpec(id=name, type="approval", approval=ApprovalSpec(text=name)) for name in ("x", "y")]
-    await room.start(*steps, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("x", "y"), need="any")))
-    assert (await room.states())[""] == "WAITING"
-    await room.people.approve(f"{room.run}:x", BOB)
-    await room.advance()
-    assert await room.states() == {"": "SUCCEEDED", "x": "SUCCEEDED", "y": "CANCELLED", "any": "SUCCEEDED"}
-    assert sorted(await room.approvals()) == ["closed", "granted"]
+    await harness.start(
+        *steps, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("x", "y"), need="any"))
+    )
+    assert (await harness.states())[""] == "WAITING"
+    await harness.people.approve(f"{harness.run}:x", BOB)
+    await harness.advance()
+    assert await harness.states() == {"": "SUCCEEDED", "x": "SUCCEEDED", "y": "CANCELLED", "any": "SUCCEEDED"}
+    assert sorted(await harness.approvals()) == ["closed", "granted"]
 
 
-async def test_approval_of_tampered_input_is_refused_as_stale(room, database):
-    subject = await room.start_waiting()
+async def test_approval_of_tampered_input_is_refused_as_stale(harness, database):
+    subject = await harness.start_waiting()
     await database.run(TAMPER, msgspec.msgpack.encode("cut 8"))
     with pytest.raises(ApprovalStale):
-        await room.people.approve(subject, BOB)
-    await room.people.reject(subject, BOB)
-    await room.advance()
-    assert (await room.states())["ok"] == "DENIED"
+        await harness.people.approve(subject, BOB)
+    await harness.people.reject(subject, BOB)
+    await harness.advance()
+    assert (await harness.states())["ok"] == "DENIED"
 
 
-async def test_approval_hash_ignores_unrelated_step_outputs(room):
+async def test_approval_hash_ignores_unrelated_step_outputs(harness):
     """The hash covers the values that the step names, not those that other steps return meanwhile."""
-    subject = await room.start_waiting(*FLOW, StepSpec(id="side", task="noop"))
-    assert (await room.states())[""] == "RUNNING", "another step still runs"
-    await room.end("side", value=[1, 2])
-    await room.advance()
-    await room.people.approve(subject, BOB)
-    await room.advance()
-    assert (await room.states())["publish"] == "RUNNING"
+    subject = await harness.start_waiting(*FLOW, StepSpec(id="side", task="noop"))
+    assert (await harness.states())[""] == "RUNNING", "another step still runs"
+    await harness.end("side", value=[1, 2])
+    await harness.advance()
+    await harness.people.approve(subject, BOB)
+    await harness.advance()
+    assert (await harness.states())["publish"] == "RUNNING"
 
 
-async def test_paused_run_takes_the_vote_and_continues_when_resumed(room):
-    subject = await room.start_waiting()
-    await room.desk.pause(room.run, "ann")
-    await room.people.approve(subject, BOB)
-    await room.advance()
-    assert await room.states() == {"": "PAUSED", "render": "SUCCEEDED", "ok": "SUCCEEDED", "publish": "WAITING"}
-    await room.desk.resume(room.run, "ann")
-    assert (await room.states())["publish"] == "RUNNING"
+async def test_paused_run_takes_the_vote_and_continues_when_resumed(harness):
+    subject = await harness.start_waiting()
+    await harness.desk.pause(harness.run, "ann")
+    await harness.people.approve(subject, BOB)
+    await harness.advance()
+    assert await harness.states() == {"": "PAUSED", "render": "SUCCEEDED", "ok": "SUCCEEDED", "publish": "WAITING"}
+    await harness.desk.resume(harness.run, "ann")
+    assert (await harness.states())["publish"] == "RUNNING"
 
 
-async def test_unresolvable_approval_text_fails_the_step(room):
-    await room.start_waiting(FLOW[0], ship("Ship ${steps.render.output.nothing}?"))
-    assert (await room.states())["ok"] == "FAILED"
-    assert await room.approvals() == []
+async def test_unresolvable_approval_text_fails_the_step(harness):
+    await harness.start_waiting(FLOW[0], ship("Ship ${steps.render.output.nothing}?"))
+    assert (await harness.states())["ok"] == "FAILED"
+    assert await harness.approvals() == []
 
 
-async def test_concurrent_decisions_of_two_replicas_take_effect_once(room, database):
+async def test_concurrent_decisions_of_two_replicas_take_effect_once(harness, database):
     for _ in range(6):
-        subject = await room.start_waiting()
+        subject = await harness.start_waiting()
         other = ApprovalHarness(database)
-        calls = (room.people.approve(subject, BOB), other.people.reject(subject, EVE), other.advance(), room.advance())
+        calls = (
+            harness.people.approve(subject, BOB),
+            other.people.reject(subject, EVE),
+            other.advance(),
+            harness.advance(),
+        )
         results = await asyncio.gather(*calls, return_exceptions=True)
         refused = [each for each in results if isinstance(each, BaseException)]
         assert [type(each) for each in refused] == [ApprovalResolved]
-        await room.advance()
-        states = await room.states()
+        await harness.advance()
+        states = await harness.states()
         assert (states["ok"], states["publish"]) in {("SUCCEEDED", "RUNNING"), ("DENIED", "CANCELLED")}
-        assert (states["ok"] == "SUCCEEDED") == ((await room.approvals())[-1] == "granted")
+        assert (states["ok"] == "SUCCEEDED") == ((await harness.approvals())[-1] == "granted")
 
 
 ORPHANED = sql("""
@@ -256,63 +265,63 @@ async def run_faulty_client(spawn, database, database_url, fault, place, **env):
 
 
 @pytest.mark.parametrize(("fault", "place"), REQUEST_FAULTS, ids=[place for _, place in REQUEST_FAULTS])
-async def test_crash_while_requesting_approval_requests_it_once(room, database, spawn, database_url, fault, place):
-    await room.start(*FLOW)
-    await room.end("render", value="cut 7")
+async def test_crash_while_requesting_approval_requests_it_once(harness, database, spawn, database_url, fault, place):
+    await harness.start(*FLOW)
+    await harness.end("render", value="cut 7")
     await run_faulty_client(spawn, database, database_url, fault, place)
     assert await database.value(ORPHANED) == 0
-    await room.advance()
-    assert await room.approvals() == ["pending"]
-    assert (await room.told()).count(("ok", "began")) == 1
-    await room.people.approve(f"{room.run}:ok", BOB)
-    await room.advance()
-    assert (await room.states())["publish"] == "RUNNING"
+    await harness.advance()
+    assert await harness.approvals() == ["pending"]
+    assert (await harness.told()).count(("ok", "began")) == 1
+    await harness.people.approve(f"{harness.run}:ok", BOB)
+    await harness.advance()
+    assert (await harness.states())["publish"] == "RUNNING"
 
 
 @pytest.mark.parametrize(
     ("fault", "place"), [*VOTE_FAULTS, *PROCESS_FAULTS], ids=[place for _, place in [*VOTE_FAULTS, *PROCESS_FAULTS]]
 )
 async def test_crash_during_vote_or_its_processing_applies_the_vote_once(
-    room, database, spawn, database_url, fault, place
+    harness, database, spawn, database_url, fault, place
 ):
-    subject = await room.start_waiting()
+    subject = await harness.start_waiting()
     env = {"VOTE": subject} if place.startswith("approvals.") else {}
     if not env:
-        await room.people.approve(subject, BOB)
+        await harness.people.approve(subject, BOB)
     await run_faulty_client(spawn, database, database_url, fault, place, **env)
     assert await database.value(ORPHANED) == 0
-    assert (await room.people.approve(subject, BOB)).approval.state == "granted"
-    await room.advance()
+    assert (await harness.people.approve(subject, BOB)).approval.state == "granted"
+    await harness.advance()
     assert await database.value(NEWS) == 0
-    assert (await room.told()).count(("ok", "succeeded")) == 1
-    assert await room.jobs() == ["publish", "render"]
+    assert (await harness.told()).count(("ok", "succeeded")) == 1
+    assert await harness.jobs() == ["publish", "render"]
 
 
-async def test_process_paused_while_requesting_approval_writes_nothing_on_resume(room, spawn, database_url):
-    await room.start(*FLOW)
-    await room.end("render", value="cut 7")
+async def test_process_paused_while_requesting_approval_writes_nothing_on_resume(harness, spawn, database_url):
+    await harness.start(*FLOW)
+    await harness.end("render", value="cut 7")
     env = {"URL": database_url, "PAUSE_AT": "workflow.after_ask", "IDLE_S": "1"}
     client = await spawn(CLIENT, env=env)
     await until(lambda: is_stopped(client.pid), what="the pause of the client in its transaction")
-    assert await until(room.advance, what="the end of the paused session") == 1
-    approval = await room.people.of(f"{room.run}:ok")
+    assert await until(harness.advance, what="the end of the paused session") == 1
+    approval = await harness.people.of(f"{harness.run}:ok")
     client.resume()
     assert await client.wait() == 0, await client.errors()
-    assert await room.approvals() == ["pending"]
-    assert await room.job("ok") == approval.id
+    assert await harness.approvals() == ["pending"]
+    assert await harness.job("ok") == approval.id
 
 
-async def test_process_paused_during_vote_records_nothing_on_resume(room, spawn, database_url):
-    subject = await room.start_waiting()
+async def test_process_paused_during_vote_records_nothing_on_resume(harness, spawn, database_url):
+    subject = await harness.start_waiting()
     env = {"URL": database_url, "PAUSE_AT": "approvals.before_commit", "IDLE_S": "1", "VOTE": subject}
     client = await spawn(CLIENT, env=env)
     await until(lambda: is_stopped(client.pid), what="the pause of the client in its vote")
-    assert (await room.people.reject(subject, EVE, "too late for bob")).approval.state == "rejected"
+    assert (await harness.people.reject(subject, EVE, "too late for bob")).approval.state == "rejected"
     client.resume()
     assert await client.wait() == 0, await client.errors()
-    await room.advance()
-    assert (await room.output()).reason == "Rejected by eve: too late for bob."
-    assert [vote.voter for vote in (await room.people.of(subject)).votes] == ["eve"]
+    await harness.advance()
+    assert (await harness.output()).reason == "Rejected by eve: too late for bob."
+    assert [vote.voter for vote in (await harness.people.of(subject)).votes] == ["eve"]
 
 
 @pytest.mark.parametrize(
@@ -326,6 +335,6 @@ async def test_process_paused_during_vote_records_nothing_on_resume(room, spawn,
         ({"text": "${steps.publish.output}"}, "may not have ended"),
     ],
 )
-async def test_unsatisfiable_approval_spec_is_refused(room, wrong, because):
+async def test_unsatisfiable_approval_spec_is_refused(harness, wrong, because):
     with pytest.raises(InvalidInput, match=because):
-        await room.declare(FLOW[0], ship(**wrong), FLOW[2])
+        await harness.declare(FLOW[0], ship(**wrong), FLOW[2])

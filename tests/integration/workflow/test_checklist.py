@@ -85,33 +85,33 @@ def step(name, *before, **more):
 
 
 @pytest.fixture
-async def room(database):
+async def harness(database):
     await a_show(database)
     return Room(database)
 
 
-async def running_compensations(room):
+async def running_compensations(harness):
     """Jobs of the running compensations, by step."""
-    return {row["str_name"].rpartition(".")[2]: row["pk_job"] for row in await room.database.rows(COMPENSATIONS)}
+    return {row["str_name"].rpartition(".")[2]: row["pk_job"] for row in await harness.database.rows(COMPENSATIONS)}
 
 
-async def finish_compensations(room):
+async def finish_compensations(harness):
     """Let every compensation succeed; returns their steps in order."""
     order = []
-    while running := await running_compensations(room):
+    while running := await running_compensations(harness):
         [(name, job)] = running.items()
         order.append(name)
-        await end_job(room.database, job)
-        await room.advance()
+        await end_job(harness.database, job)
+        await harness.advance()
     return order
 
 
-async def entries(room):
-    return [(row["step"], row["state"]) for row in await room.database.rows(ENTRIES)]
+async def entries(harness):
+    return [(row["step"], row["state"]) for row in await harness.database.rows(ENTRIES)]
 
 
-async def test_compensation_is_recorded_only_for_completed_work(room):
-    await room.start(
+async def test_compensation_is_recorded_only_for_completed_work(harness):
+    await harness.start(
         step("good", compensate=undo()),
         step("kept", compensate=undo(), on_error="mend"),
         step("bad", compensate=undo(), on_error="mend2"),
@@ -126,19 +126,19 @@ async def test_compensation_is_recorded_only_for_completed_work(room):
         ("bad", "FAILED"),
         ("plain", "SUCCEEDED"),
     ):
-        await room.end(name, state)
-        await room.advance()
-    assert await entries(room) == [("good", "pending"), ("kept", "pending")]
+        await harness.end(name, state)
+        await harness.advance()
+    assert await entries(harness) == [("good", "pending"), ("kept", "pending")]
     for name, state in (("mend", "SUCCEEDED"), ("mend2", "SUCCEEDED")):
-        await room.end(name, state)
-    await room.advance()
-    await room.end("last", "FAILED", code="fatal")
-    await room.advance()
-    assert await finish_compensations(room) == ["kept", "good"]
-    assert await entries(room) == [("good", "done"), ("kept", "done")], "compensations are not compensated"
+        await harness.end(name, state)
+    await harness.advance()
+    await harness.end("last", "FAILED", code="fatal")
+    await harness.advance()
+    assert await finish_compensations(harness) == ["kept", "good"]
+    assert await entries(harness) == [("good", "done"), ("kept", "done")], "compensations are not compensated"
 
 
-async def test_compensation_job_inherits_the_original_job_except_overrides(room):
+async def test_compensation_job_inherits_the_original_job_except_overrides(harness):
     details = {"capability": "book", "risk_tags": ("money",), "tenant": "t", "pack_id": "p", "step_index": 4}
     layer = LayerSpec(task="book", input={"args": [1], "kwargs": {}}, timeout_s=7, cores=2, retries=RetrySpec(most=5))
     job = Submission(
@@ -167,16 +167,16 @@ async def test_compensation_job_inherits_the_original_job_except_overrides(room)
         idempotency_key="mine",
     )
     other = msgspec.structs.replace(job, compensation=overrides)
-    first, second = [one.job for one in await room.submitter.submit([plain, other])]
+    first, second = [one.job for one in await harness.submitter.submit([plain, other])]
     for each in (first, second):
-        await end_job(room.database, each)
-    [bad] = await room.submitter.submit([Submission(show="film", workflow_id="trip", layers=(layer,))])
-    await end_job(room.database, bad.job, "FAILED", code="fatal")
-    await room.advance()
+        await end_job(harness.database, each)
+    [bad] = await harness.submitter.submit([Submission(show="film", workflow_id="trip", layers=(layer,))])
+    await end_job(harness.database, bad.job, "FAILED", code="fatal")
+    await harness.advance()
     own = {"saga_compensation": "true", "is_compensation": "true", "saga_workflow_id": "trip"}
     ours = {"saga_compensation": "true", "saga_workflow_id": "trip"}
 
-    [found] = await JobQueries(room.database).get_many(list((await running_compensations(room)).values()))
+    [found] = await JobQueries(harness.database).get_many(list((await running_compensations(harness)).values()))
     assert (found.priority, found.topic, found.workflow_id) == (9, "undo.it", "trip")
     assert found.labels == {"a": "1", "b": "2", **own}
     assert found.details.env == {"A": "1", "B": "2", **ours}
@@ -184,10 +184,10 @@ async def test_compensation_job_inherits_the_original_job_except_overrides(room)
     assert (found.details.requires, found.details.budget) == (("cpu",), Budget(max_total_tokens=3))
     assert (found.details.idempotency_key, found.details.parent_job_id) == ("mine", second)
     assert msgspec.msgpack.decode(found.layers[0].input) == {"args": [2], "kwargs": {}}
-    await end_job(room.database, found.id)
-    await room.advance()
+    await end_job(harness.database, found.id)
+    await harness.advance()
 
-    [found] = await JobQueries(room.database).get_many(list((await running_compensations(room)).values()))
+    [found] = await JobQueries(harness.database).get_many(list((await running_compensations(harness)).values()))
     assert (found.priority, found.topic) == (9, "undo")
     assert (found.labels, found.details.env) == ({"a": "1", "b": "1", **own}, {"A": "1", "B": "1", **ours})
     assert (found.details.requires, found.details.budget) == (("gpu",), Budget(max_total_tokens=10))
@@ -198,207 +198,207 @@ async def test_compensation_job_inherits_the_original_job_except_overrides(room)
     assert found.details.idempotency_key == f"saga:{sha256(key_source.encode()).hexdigest()[:32]}"
 
 
-async def test_compensation_that_cannot_be_submitted_is_not_lost(room):
-    run = await room.start(step("a", compensate=undo()), step("b", "a"))
-    await room.end("a")
-    await room.advance()
-    await room.end("b", "FAILED", code="fatal")
-    await room.database.run(RENAME_FOLDER)
-    await room.advance()
-    assert await entries(room) == [("a", "failed")]
-    await room.database.run(RESTORE_FOLDER)
-    assert await room.desk.roll_back(run, "ann") == 1
-    await room.advance()
-    assert await finish_compensations(room) == ["a"]
+async def test_compensation_that_cannot_be_submitted_is_not_lost(harness):
+    run = await harness.start(step("a", compensate=undo()), step("b", "a"))
+    await harness.end("a")
+    await harness.advance()
+    await harness.end("b", "FAILED", code="fatal")
+    await harness.database.run(RENAME_FOLDER)
+    await harness.advance()
+    assert await entries(harness) == [("a", "failed")]
+    await harness.database.run(RESTORE_FOLDER)
+    assert await harness.desk.roll_back(run, "ann") == 1
+    await harness.advance()
+    assert await finish_compensations(harness) == ["a"]
 
 
-async def test_concurrent_rollbacks_start_each_compensation_once(room, database):
-    await room.start(step("a", compensate=undo()), step("b", "a", compensate=undo()), step("c", "b"))
+async def test_concurrent_rollbacks_start_each_compensation_once(harness, database):
+    await harness.start(step("a", compensate=undo()), step("b", "a", compensate=undo()), step("c", "b"))
     for name in ("a", "b"):
-        await room.end(name)
-        await room.advance()
-    await room.end("c", "FAILED", code="fatal")
+        await harness.end(name)
+        await harness.advance()
+    await harness.end("c", "FAILED", code="fatal")
     async with database.transaction() as tx:
-        assert (await room.advancer.advancing.advance_pending(tx)).turns
+        assert (await harness.advancer.advancing.advance_pending(tx)).turns
     async with database.transaction() as tx:
-        result = await room.sagas.advance(tx)
+        result = await harness.sagas.advance(tx)
         assert await Room(database).advance() == 0, "another transaction holds the lock"
     assert result.count == 1
-    assert await finish_compensations(room) == ["b", "a"]
+    assert await finish_compensations(harness) == ["b", "a"]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
-async def test_run_ended_from_outside_is_compensated_if_configured(room, how):
-    run = await room.start(
+async def test_run_ended_from_outside_is_compensated_if_configured(harness, how):
+    run = await harness.start(
         step("a", compensate=undo()), step("b", "a", compensate=undo()), timeout_s=60, rollback_on=frozenset({how})
     )
-    await room.end("a")
-    await room.advance()
+    await harness.end("a")
+    await harness.advance()
     if how == "cancelled":
-        await room.desk.cancel(run, "ann")
+        await harness.desk.cancel(run, "ann")
     else:
-        await room.pass_time(60)
-        await room.advance()
-    assert await running_compensations(room) == {}, "the running job may still succeed"
-    await room.end("b")
-    await room.advance()
-    assert await finish_compensations(room) == ["b", "a"]
-    assert (await room.states())[""] == how.upper()
+        await harness.pass_time(60)
+        await harness.advance()
+    assert await running_compensations(harness) == {}, "the running job may still succeed"
+    await harness.end("b")
+    await harness.advance()
+    assert await finish_compensations(harness) == ["b", "a"]
+    assert (await harness.states())[""] == how.upper()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_runs_compensate_completed_steps_in_reverse_order(room, seed):
+async def test_random_runs_compensate_completed_steps_in_reverse_order(harness, seed):
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(9)]
     steps = [
         step(name, *chance.sample(names[:at], k=min(at, chance.randrange(3))), compensate=undo())
         for at, name in enumerate(names)
     ]
-    run = await room.start(*steps, step("last", *names), rollback_on=frozenset({"fatal", "failed", "quarantined"}))
+    run = await harness.start(*steps, step("last", *names), rollback_on=frozenset({"fatal", "failed", "quarantined"}))
     done = []
     for _ in range(12):
-        states = await room.states()
+        states = await harness.states()
         running = [name for name, state in states.items() if state in ("RUNNING", "STOPPING") and name]
         if states[""] != "RUNNING" or not running:
             break
         for name in chance.sample(running, k=chance.randint(1, len(running))):
             ends = ["SUCCEEDED"] * 8 + ["OUTPUT_QUARANTINED", "FAILED"]
             state = "FAILED" if name == "last" else chance.choice(ends)
-            await room.end(name, state)
+            await harness.end(name, state)
             done += [name] if state != "FAILED" else []
-        await room.advance()
-    assert (await room.states())[""] in ("COMPENSATING", "FAILED")
-    assert await finish_compensations(room) == done[::-1]
-    assert (await room.states(run))[""] == "FAILED"
+        await harness.advance()
+    assert (await harness.states())[""] in ("COMPENSATING", "FAILED")
+    assert await finish_compensations(harness) == done[::-1]
+    assert (await harness.states(run))[""] == "FAILED"
 
 
-async def rerun_with(room, *, rolled_back):
+async def rerun_with(harness, *, rolled_back):
     """Rerun a run that failed after `a` and the nested run of `sub` had succeeded."""
-    await room.declare(step("in", compensate=undo()), name="inner")
-    run = await room.start(
+    await harness.declare(step("in", compensate=undo()), name="inner")
+    run = await harness.start(
         step("a", compensate=undo()),
         StepSpec(id="sub", type="workflow", workflow="inner", depends_on=("a",)),
         step("c", "sub"),
         step("d", "a"),
     )
-    await room.end("a")
-    await room.advance()
-    await room.end("in", run=await room.job("sub"))
-    await room.end("d")
-    await room.advance()
-    await room.end("c", "FAILED")
-    await room.advance()
-    assert (await room.states())[""] == "FAILED"
+    await harness.end("a")
+    await harness.advance()
+    await harness.end("in", run=await harness.job("sub"))
+    await harness.end("d")
+    await harness.advance()
+    await harness.end("c", "FAILED")
+    await harness.advance()
+    assert (await harness.states())[""] == "FAILED"
     if rolled_back:
-        await room.desk.roll_back(run, "ann")
-        await room.advance()
+        await harness.desk.roll_back(run, "ann")
+        await harness.advance()
         with pytest.raises(Refused, match="being rolled back"):
-            await room.desk.rerun(run, "c", "ann")
-        assert await finish_compensations(room) == ["in", "a"]
-    room.run = (await room.desk.rerun(run, "c", "ann")).run
+            await harness.desk.rerun(run, "c", "ann")
+        assert await finish_compensations(harness) == ["in", "a"]
+    harness.run = (await harness.desk.rerun(run, "c", "ann")).run
     return run
 
 
-async def test_rerun_takes_over_compensations_of_kept_steps(room):
-    before = await rerun_with(room, rolled_back=False)
-    assert (await room.states())["c"] == "RUNNING"
-    await room.end("c", "FAILED", code="fatal")
-    await room.advance()
-    assert await finish_compensations(room) == ["in", "a"], "kept steps are compensated with the rerun, once"
-    assert await room.desk.roll_back(before, "ann") == 0
-    room.run = (await room.desk.rerun(before, "c", "ann")).run
-    assert (await room.states())["a"] == "RUNNING", "a compensated step is not taken over again"
+async def test_rerun_takes_over_compensations_of_kept_steps(harness):
+    before = await rerun_with(harness, rolled_back=False)
+    assert (await harness.states())["c"] == "RUNNING"
+    await harness.end("c", "FAILED", code="fatal")
+    await harness.advance()
+    assert await finish_compensations(harness) == ["in", "a"], "kept steps are compensated with the rerun, once"
+    assert await harness.desk.roll_back(before, "ann") == 0
+    harness.run = (await harness.desk.rerun(before, "c", "ann")).run
+    assert (await harness.states())["a"] == "RUNNING", "a compensated step is not taken over again"
 
 
-async def test_rerun_repeats_compensated_steps_and_their_dependents(room):
-    await rerun_with(room, rolled_back=True)
-    assert await room.states() == {"": "RUNNING", "a": "RUNNING", "sub": "WAITING", "c": "WAITING", "d": "WAITING"}
+async def test_rerun_repeats_compensated_steps_and_their_dependents(harness):
+    await rerun_with(harness, rolled_back=True)
+    assert await harness.states() == {"": "RUNNING", "a": "RUNNING", "sub": "WAITING", "c": "WAITING", "d": "WAITING"}
 
 
-async def test_second_advancer_skips_locked_run_and_finds_nothing_afterwards(room, database):
-    await room.start(step("a"), step("b", "a"))
-    await room.end("a")
+async def test_second_advancer_skips_locked_run_and_finds_nothing_afterwards(harness, database):
+    await harness.start(step("a"), step("b", "a"))
+    await harness.end("a")
     async with database.transaction() as tx:
-        assert len((await room.advancer.advancing.advance_pending(tx)).turns) == 1
+        assert len((await harness.advancer.advancing.advance_pending(tx)).turns) == 1
         assert await Room(database).advance() == 0
-        assert await room.advance() == 0, "also in the same process"
+        assert await harness.advance() == 0, "also in the same process"
     assert await Room(database).advance() == 0
-    assert await room.jobs() == ["a", "b"]
+    assert await harness.jobs() == ["a", "b"]
 
 
-async def test_locked_run_does_not_block_other_runs(room, database):
-    one, two = await room.start(step("a"), step("b", "a")), await room.start()
-    await room.end("a", run=one)
+async def test_locked_run_does_not_block_other_runs(harness, database):
+    one, two = await harness.start(step("a"), step("b", "a")), await harness.start()
+    await harness.end("a", run=one)
     async with database.transaction() as tx:
-        assert len((await room.advancer.advancing.advance_pending(tx)).turns) == 1
-        await room.end("a", run=two)
+        assert len((await harness.advancer.advancing.advance_pending(tx)).turns) == 1
+        await harness.end("a", run=two)
         assert await Room(database).advance() == 1
-        assert (await room.states(two))["b"] == "RUNNING"
-    assert (await room.states(one))["b"] == "RUNNING"
+        assert (await harness.states(two))["b"] == "RUNNING"
+    assert (await harness.states(one))["b"] == "RUNNING"
 
 
-async def test_advance_with_stale_run_state_writes_nothing(room, database):
-    await room.start(step("a"), step("b", "a"), step("c", "a"))
-    await room.end("a")
+async def test_advance_with_stale_run_state_writes_nothing(harness, database):
+    await harness.start(step("a"), step("b", "a"), step("c", "a"))
+    await harness.end("a")
     async with database.transaction() as tx:
-        done = await room.advancer.advancing.advance_pending(tx)
+        done = await harness.advancer.advancing.advance_pending(tx)
     with pytest.raises(StaleFence):
-        await advance_again(room, done.turns)
-    assert await room.jobs() == ["a", "b", "c"]
+        await advance_again(harness, done.turns)
+    assert await harness.jobs() == ["a", "b", "c"]
 
 
-async def advance_again(room, turns):
-    async with room.database.transaction() as tx:
-        await room.advancer.advancing.advance(tx, turns)
+async def advance_again(harness, turns):
+    async with harness.database.transaction() as tx:
+        await harness.advancer.advancing.advance(tx, turns)
 
 
-async def test_cancel_waits_for_advance_and_stops_the_steps_it_started(room, database):
-    run = await room.start(step("a"), step("b", "a"))
-    await room.end("a")
+async def test_cancel_waits_for_advance_and_stops_the_steps_it_started(harness, database):
+    run = await harness.start(step("a"), step("b", "a"))
+    await harness.end("a")
     async with database.transaction() as tx:
-        await room.advancer.advancing.advance_pending(tx)
-        cancelling = asyncio.create_task(room.desk.cancel(run, "ann"))
+        await harness.advancer.advancing.advance_pending(tx)
+        cancelling = asyncio.create_task(harness.desk.cancel(run, "ann"))
         await until(lambda: is_waiting(database), what="the cancel waiting for the run lock")
     assert await cancelling
-    assert (await room.states())["b"] == "STOPPING"
-    await room.end("b", "CANCELLED")
-    await room.advance()
-    assert (await room.states())[""] == "CANCELLED"
+    assert (await harness.states())["b"] == "STOPPING"
+    await harness.end("b", "CANCELLED")
+    await harness.advance()
+    assert (await harness.states())[""] == "CANCELLED"
 
 
-async def test_due_timers_do_not_deadlock_concurrent_advances(room, database, monkeypatch):
-    await room.declare(
+async def test_due_timers_do_not_deadlock_concurrent_advances(harness, database, monkeypatch):
+    await harness.declare(
         step("a", compensate=undo()), step("b"), StepSpec(id="wait", type="delay", delay_sec=3600), name="inner"
     )
-    await room.start(*(StepSpec(id=name, type="workflow", workflow="inner") for name in ("one", "two")))
-    one, two = await room.job("one"), await room.job("two")
-    await room.end("a", run=one)
-    await room.end("b", "FAILED", run=one)
-    decided, written, write = asyncio.Event(), asyncio.Event(), room.advancer.advancing._write
+    await harness.start(*(StepSpec(id=name, type="workflow", workflow="inner") for name in ("one", "two")))
+    one, two = await harness.job("one"), await harness.job("two")
+    await harness.end("a", run=one)
+    await harness.end("b", "FAILED", run=one)
+    decided, written, write = asyncio.Event(), asyncio.Event(), harness.advancer.advancing._write
 
     async def delayed_write(*given):
         decided.set()
         await written.wait()
         await write(*given)
 
-    monkeypatch.setattr(room.advancer.advancing, "_write", delayed_write)
-    first = asyncio.create_task(advance_once(room))
+    monkeypatch.setattr(harness.advancer.advancing, "_write", delayed_write)
+    first = asyncio.create_task(advance_once(harness))
     await decided.wait()
-    await room.pass_time(3600)
-    await room.end("a", run=two)
+    await harness.pass_time(3600)
+    await harness.end("a", run=two)
     second = asyncio.create_task(advance_once(Room(database)))
     await until(lambda: is_waiting(database), what="the second advance waiting for the first, with timers of both")
     written.set()
     assert [run.run for turns in await asyncio.gather(first, second) for run in turns] == [one, two]
     monkeypatch.undo()
-    await room.advance()
-    assert await room.timers(one) == await room.timers(two) == []
-    assert (await room.states(two))["wait"] == "SUCCEEDED"
+    await harness.advance()
+    assert await harness.timers(one) == await harness.timers(two) == []
+    assert (await harness.states(two))["wait"] == "SUCCEEDED"
 
 
-async def advance_once(room):
-    async with room.database.transaction() as tx:
-        return (await room.advancer.advancing.advance_pending(tx)).turns
+async def advance_once(harness):
+    async with harness.database.transaction() as tx:
+        return (await harness.advancer.advancing.advance_pending(tx)).turns
 
 
 async def is_waiting(database):
@@ -406,44 +406,44 @@ async def is_waiting(database):
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.5, 9, 11, 86_400])
-async def test_delay_of_any_length_is_a_durable_timer_row(room, delay):
-    await room.start(StepSpec(id="wait", type="delay", delay_sec=delay))
-    assert await room.timers() == [(0, 1)]
-    await room.pass_time(delay)
-    await until(room.advance, what="the end of the delay")
-    assert (await room.timers(), (await room.states())["wait"]) == ([], "SUCCEEDED")
+async def test_delay_of_any_length_is_a_durable_timer_row(harness, delay):
+    await harness.start(StepSpec(id="wait", type="delay", delay_sec=delay))
+    assert await harness.timers() == [(0, 1)]
+    await harness.pass_time(delay)
+    await until(harness.advance, what="the end of the delay")
+    assert (await harness.timers(), (await harness.states())["wait"]) == ([], "SUCCEEDED")
 
 
-async def test_timer_fires_once_with_concurrent_advancers(room, database):
-    runs = [await room.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait")) for _ in range(5)]
-    await room.pass_time(60)
+async def test_timer_fires_once_with_concurrent_advancers(harness, database):
+    runs = [await harness.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait")) for _ in range(5)]
+    await harness.pass_time(60)
     advanced = await asyncio.gather(*(Room(database).advance() for _ in range(4)))
     assert sum(advanced) == 5
-    assert [(await room.told(run)).count(("wait", "succeeded")) for run in runs] == [1] * 5
+    assert [(await harness.told(run)).count(("wait", "succeeded")) for run in runs] == [1] * 5
 
 
-async def test_timer_is_kept_when_the_advance_fails(room, monkeypatch):
-    await room.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait"))
-    await room.pass_time(60)
+async def test_timer_is_kept_when_the_advance_fails(harness, monkeypatch):
+    await harness.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait"))
+    await harness.pass_time(60)
 
     async def fail(*_args, **_more):
         raise failpoints.LostReply("no reply")
 
-    monkeypatch.setattr(room.submitter, "write", fail)
+    monkeypatch.setattr(harness.submitter, "write", fail)
     with pytest.raises(failpoints.LostReply):
-        await room.advancer.advance_batch()
+        await harness.advancer.advance_batch()
     monkeypatch.undo()
-    assert await room.timers() == [(0, 1)]
-    assert await room.advance() == 1
-    assert (await room.states())["a"] == "RUNNING"
+    assert await harness.timers() == [(0, 1)]
+    assert await harness.advance() == 1
+    assert (await harness.states())["a"] == "RUNNING"
 
 
-async def test_timers_of_ended_run_are_removed(room, database):
-    run = await room.start(StepSpec(id="wait", type="delay", delay_sec=3600), step("bad"), timeout_s=60)
-    assert len(await room.timers()) == 2
-    await room.end("bad", "FAILED")
-    await room.advance()
-    assert (await room.timers(run), await database.value(TIMERS), await database.value(NEWS)) == ([], 0, 0)
+async def test_timers_of_ended_run_are_removed(harness, database):
+    run = await harness.start(StepSpec(id="wait", type="delay", delay_sec=3600), step("bad"), timeout_s=60)
+    assert len(await harness.timers()) == 2
+    await harness.end("bad", "FAILED")
+    await harness.advance()
+    assert (await harness.timers(run), await database.value(TIMERS), await database.value(NEWS)) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("code", ["", "fatal", "bad_input", "of a worker's own"])

@@ -16,15 +16,15 @@ UNDO = Compensation(topic="undo", task="undo")
 
 
 @pytest.fixture
-async def room(database):
+async def harness(database):
     await a_show(database)
     await a_show(database, "other", depts=())
     return Room(database)
 
 
-async def finish_foreign_job(room, run, state="SUCCEEDED", **more):
+async def finish_foreign_job(harness, run, state="SUCCEEDED", **more):
     """Submit and end a job of another show that names the run."""
-    [made] = await Submitter(room.database).submit(
+    [made] = await Submitter(harness.database).submit(
         [
             Submission(
                 show="other",
@@ -35,39 +35,39 @@ async def finish_foreign_job(room, run, state="SUCCEEDED", **more):
             )
         ]
     )
-    await end_job(room.database, made.job, state, **more)
-    await room.advance()
+    await end_job(harness.database, made.job, state, **more)
+    await harness.advance()
 
 
-async def running_compensations(room):
-    return {row["str_name"]: row["pk_job"] for row in await room.database.rows(COMPENSATIONS)}
+async def running_compensations(harness):
+    return {row["str_name"]: row["pk_job"] for row in await harness.database.rows(COMPENSATIONS)}
 
 
-async def test_run_does_not_compensate_jobs_of_another_show(room):
-    run = await room.start(StepSpec(id="a", task="noop"))
-    await finish_foreign_job(room, run)
-    await room.end("a", "FAILED", code="fatal")
-    await room.advance()
-    assert (await room.states(run))[""] == "FAILED"
-    assert await running_compensations(room) == {}
+async def test_run_does_not_compensate_jobs_of_another_show(harness):
+    run = await harness.start(StepSpec(id="a", task="noop"))
+    await finish_foreign_job(harness, run)
+    await harness.end("a", "FAILED", code="fatal")
+    await harness.advance()
+    assert (await harness.states(run))[""] == "FAILED"
+    assert await running_compensations(harness) == {}
 
 
-async def test_compensating_run_ends_only_when_its_own_work_is_undone(room):
-    run = await room.start(
+async def test_compensating_run_ends_only_when_its_own_work_is_undone(harness):
+    run = await harness.start(
         StepSpec(id="a", task="noop", compensate=UNDO), StepSpec(id="b", task="noop", depends_on=("a",))
     )
-    await room.end("a")
-    await room.advance()
-    await room.end("b", "FAILED", code="fatal")
-    await room.advance()
-    await finish_foreign_job(room, run)
-    await finish_foreign_job(room, run, "FAILED", code="fatal")
-    running = await running_compensations(room)
+    await harness.end("a")
+    await harness.advance()
+    await harness.end("b", "FAILED", code="fatal")
+    await harness.advance()
+    await finish_foreign_job(harness, run)
+    await finish_foreign_job(harness, run, "FAILED", code="fatal")
+    running = await running_compensations(harness)
     assert set(running) == {"undo flow.a", "undo strange"}
 
-    await end_job(room.database, running["undo strange"])
-    await room.advance()
-    assert (await room.states(run))[""] == "COMPENSATING"
-    await end_job(room.database, running["undo flow.a"])
-    await room.advance()
-    assert (await room.states(run))[""] == "FAILED"
+    await end_job(harness.database, running["undo strange"])
+    await harness.advance()
+    assert (await harness.states(run))[""] == "COMPENSATING"
+    await end_job(harness.database, running["undo flow.a"])
+    await harness.advance()
+    assert (await harness.states(run))[""] == "FAILED"

@@ -41,172 +41,174 @@ class Explaining(ApprovalHarness):
 
 
 @pytest.fixture
-async def room(database):
+async def harness(database):
     await a_show(database)
     return Explaining(database)
 
 
-async def test_explain_delay_names_its_end(room):
-    await room.start(StepSpec(id="a", type="delay", delay_sec=3600), AFTER)
-    explanation = await room.explained()
+async def test_explain_delay_names_its_end(harness):
+    await harness.start(StepSpec(id="a", type="delay", delay_sec=3600), AFTER)
+    explanation = await harness.explained()
     [cause, server] = explanation.reasons
     assert (cause.code, cause.step, cause.tier, explanation.sentence) == ("deferred", "a", "blocked", cause.sentence)
     assert re.fullmatch(r"Step a waits until \d{4}-.* UTC, for 60 min more\.", cause.sentence)
-    assert f"`rota workflow cancel {room.run}`" in cause.remedy
+    assert f"`rota workflow cancel {harness.run}`" in cause.remedy
     assert server.code == "no_server"
-    assert cause.next_at == (await room.output("a")).due_at
-    await room.pass_time(3600)
-    assert (await room.waits())[0] == "news_waiting"
-    assert await room.goes_on()
+    assert cause.next_at == (await harness.output("a")).due_at
+    await harness.pass_time(3600)
+    assert (await harness.waits())[0] == "news_waiting"
+    assert await harness.goes_on()
 
 
-async def test_explain_approval_names_approvers_and_votes(room):
+async def test_explain_approval_names_approvers_and_votes(harness):
     spec = ApprovalSpec(text="Go?", quorum=2, approvers=("bob", "eve", "ann"), expires_s=3 * 86_400)
-    await room.start(StepSpec(id="a", type="approval", approval=spec), AFTER)
-    await room.people.approve(f"{room.run}:a", BOB)
-    [cause, _] = (await room.explained()).reasons
+    await harness.start(StepSpec(id="a", type="approval", approval=spec), AFTER)
+    await harness.people.approve(f"{harness.run}:a", BOB)
+    [cause, _] = (await harness.explained()).reasons
     who = "2 of bob, eve, ann must approve it within 3 d, else it is denied; approvals so far: 1 (bob)."
     assert (cause.code, cause.sentence) == ("approval_required", f"Step a waits for approval: {who}")
-    approval = await room.people.of(f"{room.run}:a")
+    approval = await harness.people.of(f"{harness.run}:a")
     assert (cause.waits_for, cause.next_at) == (approval.id, approval.expires_at)
     [typed] = re.findall(r"`rota approvals approve (\S+)`", cause.remedy)
-    await room.people.approve(typed, EVE)
-    assert (await room.waits())[0] == "news_waiting"
-    assert await room.goes_on()
+    await harness.people.approve(typed, EVE)
+    assert (await harness.waits())[0] == "news_waiting"
+    assert await harness.goes_on()
 
 
-async def test_explain_job_step_includes_the_job_explanation(room):
-    await room.start(StepSpec(id="a", task="noop", topic="nowhere"), AFTER)
-    explanation = await room.explained()
+async def test_explain_job_step_includes_the_job_explanation(harness):
+    await harness.start(StepSpec(id="a", task="noop", topic="nowhere"), AFTER)
+    explanation = await harness.explained()
     [job] = explanation.jobs
-    assert (job.job, job.reasons[0].code) == (await room.job("a"), "no_pool_mapping")
+    assert (job.job, job.reasons[0].code) == (await harness.job("a"), "no_pool_mapping")
     assert explanation.reasons[0].code == "waiting_on_job"
     assert explanation.sentence == f"Step a waits for job {job.job}: {job.sentence}"
-    await room.end("a")
-    explanation = await room.explained()
+    await harness.end("a")
+    explanation = await harness.explained()
     assert explanation.reasons[0].code == "news_waiting"
     assert "It has ended as SUCCEEDED" in explanation.reasons[1].sentence
-    assert await room.goes_on()
+    assert await harness.goes_on()
 
 
-async def test_explain_nested_run_includes_what_it_waits_for(room):
-    await room.declare(StepSpec(id="inner", type="delay", delay_sec=60), name="child")
-    await room.start(StepSpec(id="a", type="workflow", workflow="child"), AFTER)
-    child = await room.job("a")
-    explanation = await room.explained()
+async def test_explain_nested_run_includes_what_it_waits_for(harness):
+    await harness.declare(StepSpec(id="inner", type="delay", delay_sec=60), name="child")
+    await harness.start(StepSpec(id="a", type="workflow", workflow="child"), AFTER)
+    child = await harness.job("a")
+    explanation = await harness.explained()
     assert [(each.code, each.run, each.step) for each in explanation.reasons[:2]] == [
-        ("waiting_on_run", room.run, "a"),
+        ("waiting_on_run", harness.run, "a"),
         ("deferred", child, "inner"),
     ]
     assert explanation.sentence.startswith(f"Step a waits for run {child}: Step inner waits until")
-    await room.pass_time(60)
-    assert await room.goes_on()
+    await harness.pass_time(60)
+    assert await harness.goes_on()
 
 
-async def test_explain_paused_run_names_who_paused_it(room):
-    await room.start(StepSpec(id="a", task="noop"), AFTER)
-    await room.desk.pause(room.run, "eve")
-    await room.end("a")
-    await room.advance()
-    [cause, _] = (await room.explained()).reasons
+async def test_explain_paused_run_names_who_paused_it(harness):
+    await harness.start(StepSpec(id="a", task="noop"), AFTER)
+    await harness.desk.pause(harness.run, "eve")
+    await harness.end("a")
+    await harness.advance()
+    [cause, _] = (await harness.explained()).reasons
     assert cause.code == "run_paused"
     assert re.fullmatch(r"It is paused by eve since [-0-9: ]+: no further step starts\.", cause.sentence)
-    assert cause.remedy == f"`rota workflow resume {room.run}` lets steps begin again."
-    assert not await room.goes_on()
-    await room.desk.resume(room.run, "eve")
-    assert await room.goes_on()
+    assert cause.remedy == f"`rota workflow resume {harness.run}` lets steps begin again."
+    assert not await harness.goes_on()
+    await harness.desk.resume(harness.run, "eve")
+    assert await harness.goes_on()
 
 
-async def test_explain_ending_run_names_steps_still_stopping(room):
-    await room.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
-    await room.end("a", "FAILED", code="boom", error="no luck")
-    await room.advance()
-    explanation = await room.explained()
+async def test_explain_ending_run_names_steps_still_stopping(harness):
+    await harness.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
+    await harness.end("a", "FAILED", code="boom", error="no luck")
+    await harness.advance()
+    explanation = await harness.explained()
     assert explanation.reasons[0].code == "ending"
     assert explanation.sentence.startswith(
         "It is being ended (Step a: no luck); step b is being stopped, and waits for job"
     )
-    await room.end("b", "CANCELLED")
-    await room.advance()
-    assert (await room.explained()).sentence == "It has ended as FAILED: Step a: no luck."
+    await harness.end("b", "CANCELLED")
+    await harness.advance()
+    assert (await harness.explained()).sentence == "It has ended as FAILED: Step a: no luck."
 
 
-async def test_run_that_fails_while_paused_is_explained_as_ending(room):
-    await room.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
-    await room.desk.pause(room.run, "eve")
-    await room.end("a", "FAILED", code="boom", error="no luck")
-    await room.advance()
-    assert (await room.states())[""] == "RUNNING"
-    assert await room.waits() == ["ending"]
+async def test_run_that_fails_while_paused_is_explained_as_ending(harness):
+    await harness.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
+    await harness.desk.pause(harness.run, "eve")
+    await harness.end("a", "FAILED", code="boom", error="no luck")
+    await harness.advance()
+    assert (await harness.states())[""] == "RUNNING"
+    assert await harness.waits() == ["ending"]
 
 
-async def test_explain_compensation_names_progress_failures_and_retry_command(room, database):
+async def test_explain_compensation_names_progress_failures_and_retry_command(harness, database):
     steps = [StepSpec(id=name, task="noop", compensate=UNDO) for name in ("x", "y")]
     bad = StepSpec(id="bad", task="noop", depends_on=("x", "y"))
-    await room.start(*steps, bad, rollback_on=["failed"])
-    await room.end("x")
-    await room.end("y")
-    await room.advance()
-    await room.end("bad", "FAILED", code="boom", error="no luck")
-    await room.advance()
+    await harness.start(*steps, bad, rollback_on=["failed"])
+    await harness.end("x")
+    await harness.end("y")
+    await harness.advance()
+    await harness.end("bad", "FAILED", code="boom", error="no luck")
+    await harness.advance()
     for name, state, then in (("y", "FAILED", "Not undone: step y"), ("x", "SUCCEEDED", "")):
-        explanation = await room.explained()
+        explanation = await harness.explained()
         undo = await database.value(RUNNING_COMPENSATION)
         assert [cause.code for cause in explanation.reasons[:1]] == ["compensating"]
         assert f"its jobs are being undone: step {name} by job {undo}" in explanation.sentence
         assert (explanation.reasons[0].waits_for, explanation.jobs[0].job) == (undo, undo)
-        await end_compensation(room, undo, state)
+        await end_compensation(harness, undo, state)
         if then:
-            assert then in (await room.explained()).sentence
-    explanation = await room.explained()
+            assert then in (await harness.explained()).sentence
+    explanation = await harness.explained()
     assert (explanation.state, explanation.reasons) == ("FAILED", ())
     assert "Its jobs were undone in part. Not undone: step y (still no luck)." in explanation.sentence
     [typed] = re.findall(r"`rota workflow rollback (\S+)` retries", explanation.sentence)
-    assert await room.desk.roll_back(RunId(room.run), "ann") == 1, typed
-    await room.advance()
-    await end_compensation(room, await database.value(RUNNING_COMPENSATION), "SUCCEEDED")
-    assert (await room.explained()).sentence.endswith("Its jobs were undone.")
+    assert await harness.desk.roll_back(RunId(harness.run), "ann") == 1, typed
+    await harness.advance()
+    await end_compensation(harness, await database.value(RUNNING_COMPENSATION), "SUCCEEDED")
+    assert (await harness.explained()).sentence.endswith("Its jobs were undone.")
 
 
-async def end_compensation(room, job, state):
+async def end_compensation(harness, job, state):
     failed = {"code": "boom", "error": "still no luck"} if state == "FAILED" else {}
-    await end_job(room.database, job, state, **failed)
-    await room.advance()
+    await end_job(harness.database, job, state, **failed)
+    await harness.advance()
 
 
-async def test_explain_any_parallel_lists_every_pending_member(room):
+async def test_explain_any_parallel_lists_every_pending_member(harness):
     members = (StepSpec(id="a", task="noop"), StepSpec(id="b", type="delay", delay_sec=60))
-    await room.start(*members, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("a", "b"), need="any")))
-    assert await room.waits() == ["waiting_on_job", "deferred"]
+    await harness.start(
+        *members, StepSpec(id="any", type="parallel", parallel=ParallelSpec(steps=("a", "b"), need="any"))
+    )
+    assert await harness.waits() == ["waiting_on_job", "deferred"]
 
 
-async def test_explain_omits_no_server_while_a_server_is_up(room, database):
-    await room.start(StepSpec(id="a", type="delay", delay_sec=60), AFTER)
-    assert [each.code for each in (await room.explained()).reasons] == ["deferred", "no_server"]
+async def test_explain_omits_no_server_while_a_server_is_up(harness, database):
+    await harness.start(StepSpec(id="a", type="delay", delay_sec=60), AFTER)
+    assert [each.code for each in (await harness.explained()).reasons] == ["deferred", "no_server"]
     async with Leases(database).hold(LEASE, kind="recovery", ttl_s=60):
-        assert [each.code for each in (await room.explained()).reasons] == ["deferred"]
+        assert [each.code for each in (await harness.explained()).reasons] == ["deferred"]
 
 
-async def test_explain_unknown_run_is_not_found(room):
+async def test_explain_unknown_run_is_not_found(harness):
     with pytest.raises(NotFound):
-        await room.explained(uuid7(1, bytes(10)))
+        await harness.explained(uuid7(1, bytes(10)))
 
 
-async def test_explain_command_prints_text_and_json(room, monkeypatch, capsys, tmp_path, database_url):
+async def test_explain_command_prints_text_and_json(harness, monkeypatch, capsys, tmp_path, database_url):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
     typed = Terminal(monkeypatch, capsys)
-    await room.start(StepSpec(id="a", task="noop", topic="nowhere"), AFTER)
-    out = (await typed(f"explain {room.run}")).out
-    job = await room.job("a")
-    assert f"flow {room.run}: RUNNING\n  waiting_on_job: Step a waits for job {job}" in out
+    await harness.start(StepSpec(id="a", task="noop", topic="nowhere"), AFTER)
+    out = (await typed(f"explain {harness.run}")).out
+    job = await harness.job("a")
+    assert f"flow {harness.run}: RUNNING\n  waiting_on_job: Step a waits for job {job}" in out
     assert "  no_pool_mapping:" in out
-    assert json.loads((await typed(f"explain {room.run} -o json")).out)["reasons"][0]["code"] == "waiting_on_job"
+    assert json.loads((await typed(f"explain {harness.run} -o json")).out)["reasons"][0]["code"] == "waiting_on_job"
     assert "no_pool_mapping" in (await typed(f"explain {job}")).out
-    await room.desk.cancel(room.run, "ann")
-    await room.end("a", "CANCELLED")
-    await room.advance()
+    await harness.desk.cancel(harness.run, "ann")
+    await harness.end("a", "CANCELLED")
+    await harness.advance()
     assert (
-        f"flow {room.run}: CANCELLED\n  It has ended as CANCELLED: Cancelled by ann."
-        in (await typed(f"explain {room.run}")).out
+        f"flow {harness.run}: CANCELLED\n  It has ended as CANCELLED: Cancelled by ann."
+        in (await typed(f"explain {harness.run}")).out
     )

@@ -39,67 +39,67 @@ RUNNING_COMPENSATION = sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'r
 EVENTS = sql("SELECT count(*) FROM rota.workflow_event")
 
 
-async def start_run(room):
+async def start_run(harness):
     """A run with unprocessed inbox entries, and a Redis mirror with stale entries."""
-    await room.redis.zadd(TIMERS, {f"flow:{MISSING_RUN}:wait:7": 1.0})
-    await room.redis.rpush(f"saga:{MISSING_RUN}:stack", "{}")
-    run = await room.start(*FLOW)
-    job = await room.job("lost")
-    await room.end("lost")
-    await room.database.run(UNSAY, job)
-    await room.end("a")
+    await harness.redis.zadd(TIMERS, {f"flow:{MISSING_RUN}:wait:7": 1.0})
+    await harness.redis.rpush(f"saga:{MISSING_RUN}:stack", "{}")
+    run = await harness.start(*FLOW)
+    job = await harness.job("lost")
+    await harness.end("lost")
+    await harness.database.run(UNSAY, job)
+    await harness.end("a")
     return run
 
 
-async def assert_finishes(room):
+async def assert_finishes(harness):
     """The run ends as it should whatever the fault: nothing was lost or repeated."""
-    run = room.run
-    await until(lambda: is_settled(room), what="the processing of both job ends")
-    await room.desk.resume(run, "ann")
-    await run_services(room)
-    assert await room.jobs() == ["a", "b", "lost"]
-    assert await room.shown() == {f"{run}:wait:1"}
-    assert await room.stack() == [("a", "pending", "undo")]
-    assert await room.timers() == [(2, 1)]
-    await room.end("b")
-    await room.pass_time(3600)
-    await run_services(room)
-    await room.end("c")
-    await run_services(room)
-    assert set((await room.states()).values()) == {"SUCCEEDED"}
-    assert await room.jobs() == ["a", "b", "c", "lost"]
-    events = [each for each in await room.told() if each[1] not in ("paused", "resumed")]
+    run = harness.run
+    await until(lambda: is_settled(harness), what="the processing of both job ends")
+    await harness.desk.resume(run, "ann")
+    await run_services(harness)
+    assert await harness.jobs() == ["a", "b", "lost"]
+    assert await harness.shown() == {f"{run}:wait:1"}
+    assert await harness.stack() == [("a", "pending", "undo")]
+    assert await harness.timers() == [(2, 1)]
+    await harness.end("b")
+    await harness.pass_time(3600)
+    await run_services(harness)
+    await harness.end("c")
+    await run_services(harness)
+    assert set((await harness.states()).values()) == {"SUCCEEDED"}
+    assert await harness.jobs() == ["a", "b", "c", "lost"]
+    events = [each for each in await harness.told() if each[1] not in ("paused", "resumed")]
     assert len(events) == len(set(events)) == 12
-    assert (await room.shown(), await room.redis.keys("saga:*")) == (set(), [])
+    assert (await harness.shown(), await harness.redis.keys("saga:*")) == (set(), [])
 
 
-async def run_services(room):
-    async for step in room.keep():
+async def run_services(harness):
+    async for step in harness.keep():
         await step()
 
 
-async def is_settled(room):
+async def is_settled(harness):
     # The session of a killed process may hold its locks a moment longer.
-    if await room.lead() is not None:
-        await room.mend()
-    states = await room.states()
+    if await harness.lead() is not None:
+        await harness.mend()
+    states = await harness.states()
     return states["lost"] == states["a"] == "SUCCEEDED"
 
 
 @pytest.fixture
-async def room(database, redis):
+async def harness(database, redis):
     await a_show(database)
     return Netted(database, redis)
 
 
 @pytest.mark.parametrize("place", [name for kind, name in FAILPOINTS if kind == "hit"])
-async def test_crash_at_failpoint_loses_and_repeats_nothing(spawn, database_url, redis_url, room, place):
-    run = await start_run(room)
+async def test_crash_at_failpoint_loses_and_repeats_nothing(spawn, database_url, redis_url, harness, place):
+    run = await start_run(harness)
     env = {"URL": database_url, "REDIS_URL": redis_url, "RUN": str(run), "CRASH_AT": place}
     client = await spawn("tests.integration.workflow.recovery_client", env=env)
     assert await client.wait() == failpoints.CRASH_EXIT_STATUS, await client.errors()
-    await sessions_over(room.database)
-    await assert_finishes(room)
+    await sessions_over(harness.database)
+    await assert_finishes(harness)
 
 
 class Fault:
@@ -116,36 +116,36 @@ class Fault:
             self.happen()
 
 
-async def run_with_fault(room, fault):
+async def run_with_fault(harness, fault):
     """Run all services of a replica with the fault; failed steps are left to the next round."""
-    run = await start_run(room)
-    async for step in room.keep():
+    run = await start_run(harness)
+    async for step in harness.keep():
         with suppress(LostReply):
             await step()
     with suppress(LostReply):
-        await room.desk.pause(run, "ann")
+        await harness.desk.pause(run, "ann")
     assert fault.has_happened, "the failpoint is reached"
 
 
 @pytest.mark.parametrize("place", [name for kind, name in FAILPOINTS if kind == "after_send"])
-async def test_lost_reply_at_failpoint_repeats_nothing(room, monkeypatch, place):
+async def test_lost_reply_at_failpoint_repeats_nothing(harness, monkeypatch, place):
     def lose():
         raise LostReply(place)
 
-    await run_with_fault(room, Fault(monkeypatch, place, lose))
-    await assert_finishes(room)
+    await run_with_fault(harness, Fault(monkeypatch, place, lose))
+    await assert_finishes(harness)
 
 
 @pytest.mark.parametrize("place", ALL_FAILPOINTS)
-async def test_redis_flush_at_failpoint_is_harmless(room, redis_url, monkeypatch, place):
+async def test_redis_flush_at_failpoint_is_harmless(harness, redis_url, monkeypatch, place):
     with Redis.from_url(redis_url) as other:
 
         def empty():
             other.flushdb()
             other.script_flush()
 
-        await run_with_fault(room, Fault(monkeypatch, place, empty))
-    await assert_finishes(room)
+        await run_with_fault(harness, Fault(monkeypatch, place, empty))
+    await assert_finishes(harness)
 
 
 @pytest.mark.parametrize("place", ALL_FAILPOINTS)
@@ -154,12 +154,12 @@ async def test_redis_outage_at_failpoint_is_harmless(database, redis, redis_url,
     server = urlsplit(redis_url)
     redis_proxy = await proxy(server.hostname, server.port)
     async with connect(RedisTarget(url=redis_proxy.url(redis_url))) as client:
-        room = Netted(database, client)
-        await run_with_fault(room, Fault(monkeypatch, place, redis_proxy.cut))
-        assert (await room.states())["b"] == "RUNNING", "runs continue without Redis"
+        harness = Netted(database, client)
+        await run_with_fault(harness, Fault(monkeypatch, place, redis_proxy.cut))
+        assert (await harness.states())["b"] == "RUNNING", "runs continue without Redis"
         redis_proxy.heal()
         await client.connection_pool.disconnect()
-        await assert_finishes(room)
+        await assert_finishes(harness)
 
 
 @pytest.mark.parametrize(
@@ -167,20 +167,20 @@ async def test_redis_outage_at_failpoint_is_harmless(database, redis, redis_url,
     [("pause", "lock.after_run", {"LOCK_S": "1"}), ("mend", "lock.before_mend", {"LEASE_S": "1", "HOLDER": "other"})],
 )
 async def test_process_paused_with_locked_run_is_fenced_and_writes_nothing(
-    spawn, database_url, redis_url, room, only, place, cut_off
+    spawn, database_url, redis_url, harness, only, place, cut_off
 ):
-    run = await start_run(room)
+    run = await start_run(harness)
     env = {"URL": database_url, "REDIS_URL": redis_url, "RUN": str(run), "ONLY": only, "PAUSE_AT": place, **cut_off}
     client = await spawn("tests.integration.workflow.recovery_client", env=env)
     await until(lambda: is_stopped(client.pid), what="the pause of the client in its transaction")
-    assert await room.advance() == 0, "its run is skipped without waiting"
-    assert await until(room.advance, what="the end of the paused session") == 1
-    await until(lambda: is_settled(room), what="a new leader")
-    events = await room.database.value(EVENTS)
+    assert await harness.advance() == 0, "its run is skipped without waiting"
+    assert await until(harness.advance, what="the end of the paused session") == 1
+    await until(lambda: is_settled(harness), what="a new leader")
+    events = await harness.database.value(EVENTS)
     client.resume()
     assert await client.wait() == 0, await client.errors()
-    assert await room.database.value(EVENTS) == events, "it has written nothing"
-    await assert_finishes(room)
+    assert await harness.database.value(EVENTS) == events, "it has written nothing"
+    await assert_finishes(harness)
 
 
 def is_stopped(pid):
@@ -201,48 +201,48 @@ async def test_compensation_continues_without_redis(database, redis, redis_url, 
     server = urlsplit(redis_url)
     redis_proxy = await proxy(server.hostname, server.port)
     async with connect(RedisTarget(url=redis_proxy.url(redis_url))) as client:
-        room = Netted(database, client)
-        run = await room.start(*THREE)
+        harness = Netted(database, client)
+        run = await harness.start(*THREE)
         for step in ("flight", "hotel", "car"):
-            await room.end(step, value={"ticket": 7})
-            await run_services(room)
+            await harness.end(step, value={"ticket": 7})
+            await run_services(harness)
         with Redis.from_url(redis_url) as other:
             fault = Fault(monkeypatch, place, redis_proxy.cut if away else other.flushdb)
-            await room.end("pay", "FAILED", code="fatal")
+            await harness.end("pay", "FAILED", code="fatal")
             for _ in range(3):
-                await run_services(room)
+                await run_services(harness)
                 await end_job(database, await database.value(RUNNING_COMPENSATION))
-            await run_services(room)
+            await run_services(harness)
         assert fault.has_happened
-        found = await room.looking.saga((await room.looking.get(run)).show_id, str(run))
+        found = await harness.looking.saga((await harness.looking.get(run)).show_id, str(run))
         assert (found.state, [entry.step for entry in found.entries]) == ("rolled_back", ["car", "hotel", "flight"])
-        assert (await room.states(run))[""] == "FAILED"
+        assert (await harness.states(run))[""] == "FAILED"
     await Netted(database, redis).poller.clean(None)
     assert await redis.keys("saga:*") == []
 
 
-async def test_two_replicas_fire_a_timer_once_and_clear_its_mirror_entry(database, redis, room):
-    run = await start_run(room)
-    await run_services(room)
+async def test_two_replicas_fire_a_timer_once_and_clear_its_mirror_entry(database, redis, harness):
+    run = await start_run(harness)
+    await run_services(harness)
     other = Netted(database, redis)
-    await room.pass_time(3600)
-    fired = [await each.advance() for each in (other, room)]
+    await harness.pass_time(3600)
+    fired = [await each.advance() for each in (other, harness)]
     assert fired == [1, 0]
     await other.mirror.flush()
-    assert await room.shown() == set()
-    assert (await room.told(run)).count(("wait", "succeeded")) == 1
+    assert await harness.shown() == set()
+    assert (await harness.told(run)).count(("wait", "succeeded")) == 1
 
 
-async def test_long_outage_with_flushed_redis_fires_each_timer_once(room):
-    runs = [await room.start(StepSpec(id="wait", type="delay", delay_sec=60 + n)) for n in range(3)]
-    await run_services(room)
-    await room.redis.flushdb()
-    await room.pass_time(40 * 86_400)
-    await room.poller.fill(await room.lead())
-    assert await room.shown() == {f"{run}:wait:1" for run in runs}, "an overdue timer is mirrored until it has fired"
-    await room.poller.clean(await room.lead())
-    assert len(await room.shown()) == 3
-    await run_services(room)
-    assert await room.shown() == set()
+async def test_long_outage_with_flushed_redis_fires_each_timer_once(harness):
+    runs = [await harness.start(StepSpec(id="wait", type="delay", delay_sec=60 + n)) for n in range(3)]
+    await run_services(harness)
+    await harness.redis.flushdb()
+    await harness.pass_time(40 * 86_400)
+    await harness.poller.fill(await harness.lead())
+    assert await harness.shown() == {f"{run}:wait:1" for run in runs}, "an overdue timer is mirrored until it has fired"
+    await harness.poller.clean(await harness.lead())
+    assert len(await harness.shown()) == 3
+    await run_services(harness)
+    assert await harness.shown() == set()
     for run in runs:
-        assert (await room.told(run)).count(("wait", "succeeded")) == 1
+        assert (await harness.told(run)).count(("wait", "succeeded")) == 1

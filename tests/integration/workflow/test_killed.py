@@ -36,43 +36,43 @@ def is_stopped(pid):
 
 
 @pytest.fixture
-async def room(database):
+async def harness(database):
     await a_show(database)
     return Room(database)
 
 
 @pytest.mark.parametrize(("kind", "place"), FAILPOINTS, ids=[name for _, name in FAILPOINTS])
 @pytest.mark.parametrize("what", ["inbox", "timer"])
-async def test_crash_or_lost_reply_advances_a_run_once(spawn, database_url, room, kind, place, what):
-    await room.start(*FLOW)
-    await room.end("a")
+async def test_crash_or_lost_reply_advances_a_run_once(spawn, database_url, harness, kind, place, what):
+    await harness.start(*FLOW)
+    await harness.end("a")
     if what == "timer":
-        await room.advance()
-        await room.end("b")
-        await room.advance()
-        await room.pass_time(3600)
+        await harness.advance()
+        await harness.end("b")
+        await harness.advance()
+        await harness.pass_time(3600)
     arm = {"CRASH_AT" if kind == "hit" else "LOST_REPLY_AT": place}
     client = await spawn("tests.integration.workflow.workflow_client", env={"URL": database_url, **arm})
     status = await client.wait()
     assert status == (failpoints.CRASH_EXIT_STATUS if kind == "hit" else 0), await client.errors()
 
-    await sessions_over(room.database)
+    await sessions_over(harness.database)
     if kind == "hit":
-        assert await room.advance() == 1
-    assert await room.advance() == 0
+        assert await harness.advance() == 1
+    assert await harness.advance() == 0
     if what == "inbox":
-        assert await room.jobs() == ["a", "b"]
-        assert await room.timers() == [(1, 1)]
-        await room.end("b")
-        await room.advance()
-        await room.pass_time(3600)
-        await room.advance()
-    assert await room.jobs() == ["a", "b", "c"]
-    assert await room.timers() == []
-    await room.end("c")
-    await room.advance()
-    assert set((await room.states()).values()) == {"SUCCEEDED"}
-    events = await room.told()
+        assert await harness.jobs() == ["a", "b"]
+        assert await harness.timers() == [(1, 1)]
+        await harness.end("b")
+        await harness.advance()
+        await harness.pass_time(3600)
+        await harness.advance()
+    assert await harness.jobs() == ["a", "b", "c"]
+    assert await harness.timers() == []
+    await harness.end("c")
+    await harness.advance()
+    assert set((await harness.states()).values()) == {"SUCCEEDED"}
+    events = await harness.told()
     assert len(events) == len(set(events)) == 10, "nothing happened twice"
 
 
@@ -82,22 +82,22 @@ def test_every_advance_failpoint_is_covered():
 
 @pytest.mark.parametrize("idle_s", [60, 0.2])
 async def test_paused_advancer_blocks_others_briefly_and_then_writes_nothing(
-    spawn, database_url, database, room, idle_s
+    spawn, database_url, database, harness, idle_s
 ):
-    await room.start(*FLOW)
-    await room.end("a")
+    await harness.start(*FLOW)
+    await harness.end("a")
     env = {"URL": database_url, "PAUSE_AT": "workflow.before_commit", "IDLE_S": str(idle_s)}
     client = await spawn("tests.integration.workflow.workflow_client", env=env)
     await until(lambda: is_stopped(client.pid), what="the pause of the client in its transaction")
     if idle_s == 60:
-        assert await room.advance() == 0, "the paused process holds the lock"
+        assert await harness.advance() == 0, "the paused process holds the lock"
         await database.run(END_SESSIONS)
-    assert await until(room.advance, what="the end of the paused session") == 1
+    assert await until(harness.advance, what="the end of the paused session") == 1
     client.resume()
     assert await client.wait() == 0, await client.errors()
-    assert await room.jobs() == ["a", "b"]
+    assert await harness.jobs() == ["a", "b"]
     assert await database.value(NEWS) == 0
-    assert (await room.states())["b"] == "RUNNING"
+    assert (await harness.states())["b"] == "RUNNING"
 
 
 async def test_wrong_local_clock_fires_timers_on_time(database):
@@ -114,25 +114,25 @@ async def test_wrong_local_clock_fires_timers_on_time(database):
     assert await slow.states() == {"": "SUCCEEDED", "wait": "SUCCEEDED"}
 
 
-async def test_long_outage_loses_no_timer_and_fires_each_once(room):
-    runs = [await room.start(*FLOW) for _ in range(3)]
+async def test_long_outage_loses_no_timer_and_fires_each_once(harness):
+    runs = [await harness.start(*FLOW) for _ in range(3)]
     for run in runs:
-        await room.end("a", run=run)
-    await room.advance()
-    await room.pass_time(40 * DAY_S)
-    assert await room.advance() == 3
+        await harness.end("a", run=run)
+    await harness.advance()
+    await harness.pass_time(40 * DAY_S)
+    assert await harness.advance() == 3
     for run in runs:
-        assert (await room.told(run)).count(("wait", "succeeded")) == 1
-        assert await room.timers(run) == []
+        assert (await harness.told(run)).count(("wait", "succeeded")) == 1
+        assert await harness.timers(run) == []
 
 
-async def test_runs_of_one_definition_are_independent(room):
-    one, two = await room.start(*FLOW), await room.start(*FLOW)
-    await room.end("a", "FAILED", run=one)
-    await room.end("a", run=two)
-    await room.advance()
-    assert (await room.states(one))[""] == "FAILED"
-    assert await room.states(two) == {
+async def test_runs_of_one_definition_are_independent(harness):
+    one, two = await harness.start(*FLOW), await harness.start(*FLOW)
+    await harness.end("a", "FAILED", run=one)
+    await harness.end("a", run=two)
+    await harness.advance()
+    assert (await harness.states(one))[""] == "FAILED"
+    assert await harness.states(two) == {
         "": "RUNNING",
         "a": "SUCCEEDED",
         "wait": "RUNNING",
@@ -141,23 +141,23 @@ async def test_runs_of_one_definition_are_independent(room):
     }
 
 
-async def test_job_that_only_names_a_run_does_not_complete_its_step(room, database):
-    run = await room.start(*FLOW)
-    [outside_job] = await room.submitter.submit(
+async def test_job_that_only_names_a_run_does_not_complete_its_step(harness, database):
+    run = await harness.start(*FLOW)
+    [outside_job] = await harness.submitter.submit(
         [
             task(workflow_id=str(run)),
         ]
     )
     await end_job(database, outside_job.job, "FAILED")
-    await room.advance()
-    assert (await room.states())["a"] == "RUNNING"
+    await harness.advance()
+    assert (await harness.states())["a"] == "RUNNING"
     assert await database.value(NEWS) == 0
 
 
-async def test_concurrent_advances_advance_once(room, database):
-    await room.start(*FLOW)
-    await room.end("a")
+async def test_concurrent_advances_advance_once(harness, database):
+    await harness.start(*FLOW)
+    await harness.end("a")
     others = [Room(database) for _ in range(4)]
     advanced = await asyncio.gather(*(each.advance() for each in others))
     assert sum(advanced) == 1
-    assert await room.jobs() == ["a", "b"]
+    assert await harness.jobs() == ["a", "b"]

@@ -20,7 +20,7 @@ DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow
 
 
 @pytest.fixture
-async def room(database, redis):
+async def harness(database, redis):
     await a_show(database)
     return Netted(database, redis)
 
@@ -29,181 +29,183 @@ def delay(name="wait", seconds=3600):
     return StepSpec(id=name, type="delay", delay_sec=seconds)
 
 
-async def test_timers_are_mirrored_by_due_time_until_they_fire(room):
-    run = await room.start(delay("wait"), delay("nap", 7200.125), name="flow", timeout_s=9000)
-    assert await room.mirror.flush()
-    assert await room.shown() == {f"{run}:wait:1", f"{run}:nap:1", f"{run}:-:0"}
-    first, *_ = await room.redis.zrange(TIMERS, 0, -1, withscores=True)
-    due_ms = await room.database.value(sql(f"{DUE.text} ORDER BY ts_due LIMIT 1"))
+async def test_timers_are_mirrored_by_due_time_until_they_fire(harness):
+    run = await harness.start(delay("wait"), delay("nap", 7200.125), name="flow", timeout_s=9000)
+    assert await harness.mirror.flush()
+    assert await harness.shown() == {f"{run}:wait:1", f"{run}:nap:1", f"{run}:-:0"}
+    first, *_ = await harness.redis.zrange(TIMERS, 0, -1, withscores=True)
+    due_ms = await harness.database.value(sql(f"{DUE.text} ORDER BY ts_due LIMIT 1"))
     assert first == (f"flow:{run}:wait:1".encode(), pytest.approx(due_ms / 1000, abs=0.0011))
-    await room.pass_time(3600)
-    await room.advance()
-    assert await room.mirror.flush()
-    assert await room.shown() == {f"{run}:nap:1", f"{run}:-:0"}
-    await room.desk.cancel(run, "ann")
-    assert await room.mirror.flush()
-    assert await room.shown() == set()
+    await harness.pass_time(3600)
+    await harness.advance()
+    assert await harness.mirror.flush()
+    assert await harness.shown() == {f"{run}:nap:1", f"{run}:-:0"}
+    await harness.desk.cancel(run, "ann")
+    assert await harness.mirror.flush()
+    assert await harness.shown() == set()
 
 
-async def test_flushed_redis_is_refilled_in_one_pass_and_no_timer_is_late(room, monkeypatch):
+async def test_flushed_redis_is_refilled_in_one_pass_and_no_timer_is_late(harness, monkeypatch):
     monkeypatch.setattr("rota.workflow.redis_mirror.sagas.CHUNK", 1)
-    runs = [await room.start(delay(), *THREE) for _ in range(3)]
+    runs = [await harness.start(delay(), *THREE) for _ in range(3)]
     for run in runs:
-        await room.end("flight", run=run, value={"ticket": 1})
-    await room.advance()
-    await room.poller.fill(POLLING)
-    await room.redis.flushdb()
-    await room.redis.script_flush()
-    await room.poller.fill(POLLING)
-    assert await room.shown() == {f"{run}:wait:1" for run in runs}
-    assert [await room.stack(run) for run in runs] == [[("flight", "pending", "undo")]] * 3
-    await room.redis.flushdb()
-    await room.pass_time(3600)
-    assert await room.advance() == 3, "timers fire without Redis"
+        await harness.end("flight", run=run, value={"ticket": 1})
+    await harness.advance()
+    await harness.poller.fill(POLLING)
+    await harness.redis.flushdb()
+    await harness.redis.script_flush()
+    await harness.poller.fill(POLLING)
+    assert await harness.shown() == {f"{run}:wait:1" for run in runs}
+    assert [await harness.stack(run) for run in runs] == [[("flight", "pending", "undo")]] * 3
+    await harness.redis.flushdb()
+    await harness.pass_time(3600)
+    assert await harness.advance() == 3, "timers fire without Redis"
 
 
-async def test_complete_mirror_is_checked_in_chunks_and_a_short_one_at_once(room, monkeypatch):
+async def test_complete_mirror_is_checked_in_chunks_and_a_short_one_at_once(harness, monkeypatch):
     monkeypatch.setattr("rota.workflow.redis_mirror.timers.CHUNK", 2)
-    await room.declare(delay())
-    started = await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
-    await room.poller.fill(POLLING)
-    assert await room.redis.zcard(TIMERS) == 5
+    await harness.declare(delay())
+    started = await harness.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    await harness.poller.fill(POLLING)
+    assert await harness.redis.zcard(TIMERS) == 5
     # The count matches, but one entry is foreign: each pass checks two more.
-    await room.redis.zrem(TIMERS, f"flow:{max(each.run for each in started)}:wait:1")
-    await room.redis.zadd(TIMERS, {"flow:strange": 1.0})
+    await harness.redis.zrem(TIMERS, f"flow:{max(each.run for each in started)}:wait:1")
+    await harness.redis.zadd(TIMERS, {"flow:strange": 1.0})
     sizes = []
     for _ in range(3):
-        await room.poller.fill(POLLING)
-        sizes.append(await room.redis.zcard(TIMERS))
+        await harness.poller.fill(POLLING)
+        sizes.append(await harness.redis.zcard(TIMERS))
     assert sizes == [5, 5, 6]
 
 
-async def test_clean_removes_only_entries_without_a_timer(room):
-    run = await room.start(delay("a"), delay("b", 1.5))
-    await room.mirror.flush()
-    await room.pass_time(400 * 86_400)
+async def test_clean_removes_only_entries_without_a_timer(harness):
+    run = await harness.start(delay("a"), delay("b", 1.5))
+    await harness.mirror.flush()
+    await harness.pass_time(400 * 86_400)
     stale_entries = {f"flow:{run}:a:2": 1.0, "flow:00000000-0000-0000-0000-000000000000:a:1": 4e9, "nonsense": 0.0}
-    await room.redis.zadd(TIMERS, stale_entries)
-    await room.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
-    await room.redis.rpush("saga:film/none%20such:stack", "{}")
-    await room.poller.clean(POLLING)
-    assert await room.shown() == {f"{run}:a:1", f"{run}:b:1"}
-    assert await room.redis.keys("saga:*") == []
-    assert await room.advance() == 1
-    assert set((await room.states()).values()) == {"SUCCEEDED"}
+    await harness.redis.zadd(TIMERS, stale_entries)
+    await harness.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
+    await harness.redis.rpush("saga:film/none%20such:stack", "{}")
+    await harness.poller.clean(POLLING)
+    assert await harness.shown() == {f"{run}:a:1", f"{run}:b:1"}
+    assert await harness.redis.keys("saga:*") == []
+    assert await harness.advance() == 1
+    assert set((await harness.states()).values()) == {"SUCCEEDED"}
 
 
-async def test_saga_stack_lists_next_compensation_first_and_is_locked_during_rollback(room):
-    run = await room.start(*THREE)
+async def test_saga_stack_lists_next_compensation_first_and_is_locked_during_rollback(harness):
+    run = await harness.start(*THREE)
     for step in ("flight", "hotel", "car"):
-        await room.end(step, value={"ticket": 7})
-        await room.advance()
-    await room.mirror.flush()
-    assert await room.stack() == [
+        await harness.end(step, value={"ticket": 7})
+        await harness.advance()
+    await harness.mirror.flush()
+    assert await harness.stack() == [
         ("car", "pending", "undo"),
         ("hotel", "pending", "undo"),
         ("flight", "pending", "undo"),
     ]
-    assert await room.redis.get(f"saga:{run}:lock") is None
+    assert await harness.redis.get(f"saga:{run}:lock") is None
 
-    await room.end("pay", "FAILED", code="fatal", error="no money")
-    await room.advance()
-    await room.mirror.flush()
-    assert [state for _, state, _ in await room.stack()] == ["running", "pending", "pending"]
-    await room.redis.delete(f"saga:{run}:lock")
-    await room.poller.fill(POLLING)
+    await harness.end("pay", "FAILED", code="fatal", error="no money")
+    await harness.advance()
+    await harness.mirror.flush()
+    assert [state for _, state, _ in await harness.stack()] == ["running", "pending", "pending"]
+    await harness.redis.delete(f"saga:{run}:lock")
+    await harness.poller.fill(POLLING)
     assert ACTIVE_SAGAS._value.get() == 1
-    fence = int(await room.redis.get(f"saga:{run}:lock"))
-    assert 0 < await room.redis.pttl(f"saga:{run}:lock") <= 120_000
-    assert json.loads(await room.redis.lindex(f"saga:{run}:stack", 0))["fence"] == fence
+    fence = int(await harness.redis.get(f"saga:{run}:lock"))
+    assert 0 < await harness.redis.pttl(f"saga:{run}:lock") <= 120_000
+    assert json.loads(await harness.redis.lindex(f"saga:{run}:stack", 0))["fence"] == fence
 
     for left in (2, 1, 0):
-        await end_next_compensation(room)
-        await room.mirror.flush()
-        assert len(await room.stack()) == left
-    assert await room.redis.keys("saga:*") == []
-    await room.poller.fill(POLLING)
+        await end_next_compensation(harness)
+        await harness.mirror.flush()
+        assert len(await harness.stack()) == left
+    assert await harness.redis.keys("saga:*") == []
+    await harness.poller.fill(POLLING)
     assert ACTIVE_SAGAS._value.get() == 0
 
 
-async def end_next_compensation(room):
-    [row] = await room.database.rows(sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'"))
-    await end_job(room.database, row["pk_undo"])
-    await room.advance()
+async def end_next_compensation(harness):
+    [row] = await harness.database.rows(sql("SELECT pk_undo FROM rota.saga_entry WHERE state = 'running'"))
+    await end_job(harness.database, row["pk_undo"])
+    await harness.advance()
 
 
-async def test_older_saga_state_does_not_overwrite_a_newer_one(room):
-    run = await room.start(*THREE)
-    await room.end("flight", value={"ticket": 7})
-    await room.advance()
-    await room.mirror.flush()
+async def test_older_saga_state_does_not_overwrite_a_newer_one(harness):
+    run = await harness.start(*THREE)
+    await harness.end("flight", value={"ticket": 7})
+    await harness.advance()
+    await harness.mirror.flush()
     newer = json.dumps({"step": "later", "job": "", "state": "pending", "topic": "t", "fence": 10_000})
-    await room.redis.lpush(f"saga:{run}:stack", newer)
-    await room.stacks.fill(0)
-    assert (await room.stack())[0] == ("later", "pending", "t")
+    await harness.redis.lpush(f"saga:{run}:stack", newer)
+    await harness.stacks.fill(0)
+    assert (await harness.stack())[0] == ("later", "pending", "t")
 
 
-async def test_succeeded_run_leaves_no_saga_stack(room):
-    await room.start(StepSpec(id="a", task="book", compensate=undo()), StepSpec(id="b", task="book", depends_on=("a",)))
-    await room.end("a")
-    await room.advance()
-    await room.mirror.flush()
-    assert len(await room.stack()) == 1
-    await room.end("b")
-    await room.advance()
-    await room.mirror.flush()
-    assert await room.redis.keys("saga:*") == []
+async def test_succeeded_run_leaves_no_saga_stack(harness):
+    await harness.start(
+        StepSpec(id="a", task="book", compensate=undo()), StepSpec(id="b", task="book", depends_on=("a",))
+    )
+    await harness.end("a")
+    await harness.advance()
+    await harness.mirror.flush()
+    assert len(await harness.stack()) == 1
+    await harness.end("b")
+    await harness.advance()
+    await harness.mirror.flush()
+    assert await harness.redis.keys("saga:*") == []
 
 
-async def test_same_workflow_id_in_two_shows_is_two_sagas(room):
-    await a_show(room.database, "other", depts=())
+async def test_same_workflow_id_in_two_shows_is_two_sagas(harness):
+    await a_show(harness.database, "other", depts=())
     for show in ("film", "other"):
-        [job] = await room.submitter.submit([task(show=show, workflow_id="order {17}", compensation=undo())])
-        await end_job(room.database, job.job)
-    await room.advance()
-    await room.mirror.flush()
-    assert sorted(await room.redis.keys("saga:*")) == [
+        [job] = await harness.submitter.submit([task(show=show, workflow_id="order {17}", compensation=undo())])
+        await end_job(harness.database, job.job)
+    await harness.advance()
+    await harness.mirror.flush()
+    assert sorted(await harness.redis.keys("saga:*")) == [
         *(b"saga:film/order%20%7B17%7D:stack", b"saga:other/order%20%7B17%7D:stack")
     ]
-    await room.poller.clean(POLLING)
-    assert len(await room.redis.keys("saga:*")) == 2
+    await harness.poller.clean(POLLING)
+    assert len(await harness.redis.keys("saga:*")) == 2
 
 
-async def test_full_mirror_queue_drops_and_counts_without_blocking(room, monkeypatch):
+async def test_full_mirror_queue_drops_and_counts_without_blocking(harness, monkeypatch):
     monkeypatch.setattr(redis_mirror_publisher, "QUEUE_MAX", 2)
     dropped = redis_mirror_publisher.DROPPED.labels("timers", "full")
     before = dropped._value.get()
-    await room.declare(delay())
-    await room.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    await harness.declare(delay())
+    await harness.desk.start_many("film", "flow", [{}] * 5, actor="ann")
     assert dropped._value.get() - before == 3
-    await room.mirror.flush()
-    assert await room.redis.zcard(TIMERS) == 2
-    await room.poller.fill(POLLING)
-    assert await room.redis.zcard(TIMERS) == 5
+    await harness.mirror.flush()
+    assert await harness.redis.zcard(TIMERS) == 2
+    await harness.poller.fill(POLLING)
+    assert await harness.redis.zcard(TIMERS) == 5
 
 
 async def test_redis_outage_drops_mirror_updates_and_runs_continue(database):
     await a_show(database)
     async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as unreachable:
-        room = Netted(database, unreachable)
-        await room.start(delay())
-        assert not await room.mirror.flush()
-        await room.poller._run_step(room.poller.fill, POLLING)
-        await room.pass_time(3600)
-        assert await room.advance() == 1
+        harness = Netted(database, unreachable)
+        await harness.start(delay())
+        assert not await harness.mirror.flush()
+        await harness.poller._run_step(harness.poller.fill, POLLING)
+        await harness.pass_time(3600)
+        assert await harness.advance() == 1
 
 
-async def test_mirror_keys_of_the_wrong_type_are_harmless(room):
-    await room.redis.set(TIMERS, "mine")
-    run = await room.start(delay(), *THREE)
-    await room.redis.set(f"saga:{run}:stack", "mine")
-    await room.end("flight", value={"ticket": 7})
-    await room.advance()
-    assert not await room.mirror.flush()
-    assert await room.mirror.flush(), "a failed update is not kept"
-    for step in (room.poller.fill, room.poller.clean):
-        await room.poller._run_step(step, POLLING)
-    assert await room.redis.get(TIMERS) == b"mine"
+async def test_mirror_keys_of_the_wrong_type_are_harmless(harness):
+    await harness.redis.set(TIMERS, "mine")
+    run = await harness.start(delay(), *THREE)
+    await harness.redis.set(f"saga:{run}:stack", "mine")
+    await harness.end("flight", value={"ticket": 7})
+    await harness.advance()
+    assert not await harness.mirror.flush()
+    assert await harness.mirror.flush(), "a failed update is not kept"
+    for step in (harness.poller.fill, harness.poller.clean):
+        await harness.poller._run_step(step, POLLING)
+    assert await harness.redis.get(TIMERS) == b"mine"
 
 
 async def test_replicas_with_different_clocks_mirror_and_fire_alike(database, redis):

@@ -13,11 +13,11 @@ from tests.support.workflows import Room
 async def main():
     idle_s = float(os.environ.get("IDLE_S", "30"))
     database = await Database.open(PostgresTarget(url=os.environ["URL"], idle_in_transaction_s=idle_s))
-    room = Room(database)
+    harness = Room(database)
     try:
-        await room.advance()
+        await harness.advance()
     except LostReply:
-        await room.advance()
+        await harness.advance()
     except RotaError as error:
         print("refused", error.code, flush=True)
     print("done", flush=True)
