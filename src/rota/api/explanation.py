@@ -15,7 +15,6 @@ from rota.model.ids import JobId, LayerId
 from rota.model.job_states import FrameState, JobState
 from rota.model.jobs.submission import AfterFailed
 from rota.model.reasons import Reason, Tier
-from rota.placement import ExcludedWorker
 
 HOLDERS_MAX: Final = 5
 RUNNING_MAX: Final = 20
@@ -23,6 +22,15 @@ LAYERS_MAX: Final = 20
 """Layers that are explained; others appear only in the counts."""
 
 RefuserKind = Literal["pool", "show", "subscription", "folder", "dept", "job", "layer", "queue", "policy", "server"]
+
+
+class ExcludedWorker(msgspec.Struct, frozen=True):
+    """A worker that gets no such frames, and why."""
+
+    worker: UUID
+    name: str
+    pool: str
+    why: str
 
 
 class Refuser(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ frames this replica did not book gets no more until they were looked up there (`
 | `worker_ownership` | which replica dispatches to which worker |
 """
 
-from rota.placement.plan import CapacityReservation, ExcludedWorker, PlacementExplanation, PlacementPlan, WorkerShare
+from rota.placement.plan import CapacityReservation, PlacementExplanation, PlacementPlan, WorkerShare
 from rota.placement.registry import HeartbeatOutcome, WorkerRegistry
 from rota.placement.requirements import PlacementRequirements, Resources, requirements_of
 from rota.placement.topic_routes import Pool, PoolSpec, PoolStatus, Routes
@@ -34,7 +34,6 @@ from rota.placement.workers import WorkerInfo
 
 __all__ = [
     "CapacityReservation",
-    "ExcludedWorker",
     "HeartbeatOutcome",
     "PlacementExplanation",
     "PlacementPlan",

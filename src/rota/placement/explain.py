@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from rota.api.explanation import ExcludedWorker
 from rota.model.reasons import Reason
-from rota.placement.plan import EXPLAINED_WORKERS_MAX, ExcludedWorker, PlacementExplanation
+from rota.placement.plan import EXPLAINED_WORKERS_MAX, PlacementExplanation
 from rota.placement.requirements import PlacementRequirements
 from rota.placement.topic_routes import Pool, PoolStatus, Routes
 from rota.placement.workers import WorkerInfo

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 
+from rota.api.explanation import ExcludedWorker
 from rota.model.ids import PoolId
 from rota.model.reasons import Reason
 from rota.placement.requirements import Resources
@@ -24,15 +25,6 @@ class WorkerShare(msgspec.Struct, frozen=True):
     pool: str
     pool_id: PoolId
     n: int
-
-
-class ExcludedWorker(msgspec.Struct, frozen=True):
-    """A worker that gets no such frames, and why."""
-
-    worker: UUID
-    name: str
-    pool: str
-    why: str
 
 
 class PlacementExplanation(msgspec.Struct, frozen=True):
