@@ -1,6 +1,6 @@
-"""A process that asks a shared breaker for leave: `python -m tests.integration.infra.breaker_prober URL NAME`.
+"""A process that asks a shared breaker for a permit: `python -m tests.integration.infra.breaker_prober URL NAME`.
 
-Prints what it was told. With CRASH_AT=breaker.granted it dies between the grant and the call.
+Prints the answer. With CRASH_AT=breaker.granted it crashes between the grant and the call.
 """
 
 import asyncio

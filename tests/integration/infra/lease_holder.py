@@ -1,6 +1,6 @@
-"""A process that holds a lease and writes under it when told to; run by the tests as a second process.
+"""A process that holds a lease and writes under it on request; run by the tests as a second process.
 
-It prints `held FENCE` when it has the lease and `lost` when it learns that it has not. For each line on its standard
+It prints `held FENCE` when it has acquired the lease and `lost` when it learns of the loss. For each line on standard
 input it tries one guarded insert into `rota.note` and prints `wrote` or the error's code.
 """
 
@@ -21,7 +21,7 @@ def say(text):
     print(text, flush=True)
 
 
-async def write_when_told(leases, lease):
+async def write_on_request(leases, lease):
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -41,8 +41,8 @@ async def main(name, ttl_s):
     try:
         async with leases.hold(name, kind="test", ttl_s=float(ttl_s)) as lease:
             say(f"held {lease.fence}")
-            # Not under the lease's cancellation: the fence alone must stop it.
-            writer = asyncio.create_task(write_when_told(leases, lease))
+            # In its own task, which a lease loss does not cancel: only the fence may stop it.
+            writer = asyncio.create_task(write_on_request(leases, lease))
             await asyncio.Event().wait()
     except LeaseLost:
         say("lost")

@@ -1,4 +1,4 @@
-"""What the tests of leases share."""
+"""Helpers of the lease tests."""
 
 import asyncio
 
@@ -7,9 +7,9 @@ from rota.model.backoff import Backoff
 from tests.integration.infra.lease_holder import NOTE
 from tests.support.waiting import until
 
-SOON = Backoff(first_s=0.01, longest_s=0.01)
+QUICK_BACKOFF = Backoff(first_s=0.01, longest_s=0.01)
 LONG_S = 60.0
-"""A time to live that no test waits for."""
+"""A TTL that never ends during a test."""
 
 
 def sql(text):
@@ -26,9 +26,9 @@ async def take(leases, name="door", ttl_s=LONG_S, **more):
     return attempt.granted[0] if attempt.granted else None
 
 
-async def taken_over(leases, name="door", ttl_s=LONG_S):
-    """Take the lease as soon as it can be had."""
-    return await until(lambda: take(leases, name, ttl_s), what="taking over")
+async def acquire_when_free(leases, name="door", ttl_s=LONG_S):
+    """Acquire the lease as soon as it is free."""
+    return await until(lambda: take(leases, name, ttl_s), what="the takeover")
 
 
 async def write(leases, lease):

@@ -1,4 +1,4 @@
-"""What the tests of the bus share: one stream, its reader, and ways to look at them from outside."""
+"""Helpers of the NATS tests: one stream, its consumer, and their state on the server."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -10,13 +10,13 @@ from rota.infra.service import Lifecycle
 
 JOBS = StreamSpec(name="JOBS", subjects=("job.>",), storage="memory")
 READER = ConsumerSpec(stream="JOBS", durable="reader", filter="job.>", ack_wait_s=30)
-IMPATIENT = msgspec.structs.replace(READER, ack_wait_s=0.25)
+SHORT_ACK_WAIT = msgspec.structs.replace(READER, ack_wait_s=0.25)
 WAIT_S = 5.0
 
 
 @asynccontextmanager
 async def buses(nats_url, prefix):
-    """Factory for buses of one prefix, closed at the end."""
+    """Factory for buses with one prefix, closed at the end."""
     opened = []
 
     async def start(**more):
@@ -34,7 +34,7 @@ def message(number=0, **more):
 
 
 async def acknowledged(bus, spec=READER):
-    """How many messages at the head of the stream the consumer is done with."""
+    """The sequence up to which the consumer has settled every message."""
     info = await consumer_info(bus, spec)
     return info["ack_floor"]["stream_seq"]
 
@@ -61,8 +61,8 @@ async def until_fetched(reader, count):
     return taken
 
 
-class Work:
-    """A handling in a task of its own, and what it did in order."""
+class RunningConsumer:
+    """A `BatchConsumer` in its own task; records its events in order."""
 
     def __init__(self, bus, spec, handler=None, dead_letter=None, **more):
         self.events = []

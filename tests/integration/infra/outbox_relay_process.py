@@ -1,4 +1,4 @@
-"""A relay in a process of its own, for tests that kill or pause it. URLs come by the environment."""
+"""An outbox relay in its own process, for tests that kill or pause it; URLs come from the environment."""
 
 import asyncio
 import os

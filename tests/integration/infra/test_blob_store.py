@@ -1,4 +1,4 @@
-"""The store: what a pointer names comes back as it was, or not at all; what is in use is never forgotten."""
+"""The blob store: a pointer returns the stored bytes or an error, and blobs in use are never deleted."""
 
 import asyncio
 import os
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.no_days
 SMALL, LARGE = b"small", b"large" * 100
 DAY_S = 86_400.0
 ROWS = sql("SELECT count(*) FROM rota.blob")
-DAYS = sql("SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' ORDER BY 1")
+PARTITIONS = sql("SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' ORDER BY 1")
 FRAME = sql("INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state) VALUES ($1, $2, $3, $4, 'SUCCEEDED')")
 
 
-class At:
-    """A clock that stands `days` from now."""
+class ShiftedClock:
+    """A clock that differs from real time by `days`."""
 
     def __init__(self, days=0.0):
         self.days = days
@@ -41,7 +41,7 @@ def files(directory):
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-async def test_small_values_lie_in_postgres_and_large_ones_in_files(store, database, tmp_path):
+async def test_small_blobs_are_stored_in_postgresql_and_large_ones_in_files(store, database, tmp_path):
     small, large = await store.put([SMALL, LARGE])
     assert small == f"pg:{sha256(SMALL).hexdigest()}:5"
     assert large == f"file:{sha256(LARGE).hexdigest()}:500"
@@ -51,7 +51,7 @@ async def test_small_values_lie_in_postgres_and_large_ones_in_files(store, datab
     assert [path.name for path in files(tmp_path)] == [sha256(LARGE).hexdigest()]
 
 
-async def test_without_a_directory_postgres_takes_all(database):
+async def test_blob_store_without_directory_stores_everything_in_postgresql(database):
     store = BlobStore(database)
     pointers = await store.put([LARGE, b""])
     assert [await store.get(pointer) for pointer in pointers] == [LARGE, b""]
@@ -59,7 +59,7 @@ async def test_without_a_directory_postgres_takes_all(database):
         await store.get(str(pointer_to(LARGE, BlobLocation.FILE)))
 
 
-async def test_a_file_is_copied_under_the_hash_of_what_was_read(store, tmp_path):
+async def test_put_file_stores_a_copy_under_the_hash_of_the_bytes_read(store, tmp_path):
     (tmp_path / "given").write_bytes(LARGE)
     pointer = store._files.put_file(tmp_path / "given", 10_000)
     (tmp_path / "given").write_bytes(b"changed")
@@ -72,14 +72,14 @@ async def test_a_file_is_copied_under_the_hash_of_what_was_read(store, tmp_path)
     assert set(files(tmp_path)) == before, "no temporary file is left"
 
 
-async def test_the_same_value_is_kept_once(store, database, tmp_path):
+async def test_identical_blobs_are_stored_once(store, database, tmp_path):
     assert len({*await store.put([SMALL, SMALL]), *await store.put([SMALL])}) == 1
     await asyncio.gather(*(store.put([LARGE]) for _ in range(5)))
     assert await database.value(ROWS) == 1
     assert len(files(tmp_path)) == 1
 
 
-async def test_a_value_comes_and_goes_with_the_transaction_that_refers_to_it(store, database):
+async def test_blob_commits_or_rolls_back_with_the_callers_transaction(store, database):
     async with database.transaction() as tx:
         [pointer] = await store.put([SMALL], on=tx)
         assert await store.get(pointer, on=tx) == SMALL
@@ -92,14 +92,14 @@ async def test_a_value_comes_and_goes_with_the_transaction_that_refers_to_it(sto
         await store.get(other)
 
 
-async def test_too_large_a_value_is_refused_and_nothing_is_kept(store, database, tmp_path):
+async def test_blob_over_the_size_limit_is_refused_and_nothing_is_stored(store, database, tmp_path):
     with pytest.raises(InvalidInput, match="1001 bytes is too large"):
         await store.put([SMALL, b"x" * 1001])
     assert await database.value(ROWS) == 0
     assert files(tmp_path) == []
 
 
-async def test_what_was_changed_behind_our_back_is_not_handed_out(store, database, tmp_path):
+async def test_blob_modified_outside_the_store_is_not_returned(store, database, tmp_path):
     small, large = await store.put([SMALL, LARGE])
     await database.run(sql("UPDATE rota.blob SET data = 'other'"))
     [file] = files(tmp_path)
@@ -112,25 +112,25 @@ async def test_what_was_changed_behind_our_back_is_not_handed_out(store, databas
 @pytest.mark.parametrize(
     "text", ["", "pg:", "s3:x", "pg:zz:5", f"pg:{'a' * 64}", f"pg:{'a' * 64}:-1", "file:../../x:1"]
 )
-async def test_what_is_no_pointer_of_ours_is_refused(store, text):
+async def test_invalid_blob_pointer_is_refused(store, text):
     with pytest.raises(InvalidInput, match="not a pointer"):
         await store.get(text)
 
 
-async def test_what_is_not_there_is_said_to_be_missing(store):
+async def test_absent_blob_raises_blob_missing(store):
     for where in BlobLocation:
         with pytest.raises(BlobMissing, match="no longer stored"):
             await store.get(str(pointer_to(b"never put", where)))
 
 
-async def test_a_directory_that_cannot_be_used_is_told(database, tmp_path):
+async def test_blob_store_with_unusable_directory_raises_setup_failed(database, tmp_path):
     (tmp_path / "file").write_text("no directory")
     store = BlobStore(database, BlobStoreTarget(directory=tmp_path / "file", small_bytes=1))
     with pytest.raises(SetupFailed, match="cannot be used"):
         await store.put([LARGE])
 
 
-async def test_old_files_go_unless_they_are_in_use_or_were_put_again(store, tmp_path):
+async def test_maintenance_deletes_old_files_unless_in_use_or_put_again(store, tmp_path):
     old, used, again = await store.put([b"o" * 200, b"u" * 200, b"a" * 200])
     stale = files(tmp_path)[0].parent / ".tmp-dead"
     stale.write_bytes(b"half")
@@ -143,7 +143,7 @@ async def test_old_files_go_unless_they_are_in_use_or_were_put_again(store, tmp_
         await store.get(old)
 
 
-async def test_a_file_that_is_put_while_it_is_swept_stays(store, tmp_path, monkeypatch):
+async def test_file_put_during_maintenance_is_not_deleted(store, tmp_path, monkeypatch):
     [pointer] = await store.put([LARGE])
     [path] = files(tmp_path)
     os.utime(path, (1, 1))
@@ -159,24 +159,24 @@ async def test_a_file_that_is_put_while_it_is_swept_stays(store, tmp_path, monke
     assert await store.get(pointer) == LARGE
 
 
-async def test_days_past_their_retention_are_dropped_whole_after_what_is_in_use_was_carried_on(database, tmp_path):
-    later = BlobStore(database, clock=At(-40))
-    await later.maintain(30 * DAY_S, [])
-    days = [row["relname"] for row in await database.rows(DAYS)]
-    assert len(days) == 3, "days ahead of the clock that stood 40 days ago"
+async def test_partitions_past_retention_are_dropped_after_blobs_in_use_are_copied(database, tmp_path):
+    past_store = BlobStore(database, clock=ShiftedClock(-40))
+    await past_store.maintain(30 * DAY_S, [])
+    partitions = [row["relname"] for row in await database.rows(PARTITIONS)]
+    assert len(partitions) == 3, "partitions made in advance by a clock 40 days behind"
     used, unused = str(pointer_to(b"used", BlobLocation.POSTGRES)), str(pointer_to(b"unused", BlobLocation.POSTGRES))
     await BlobStore(database).put([b"used", b"unused"])
     await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '38 days'"))
-    assert await database.value(sql(f"SELECT count(*) FROM rota.{days[1]}")) == 2
+    assert await database.value(sql(f"SELECT count(*) FROM rota.{partitions[1]}")) == 2
 
     await BlobStore(database).maintain(30 * DAY_S, [used])
-    assert not set(days) & {row["relname"] for row in await database.rows(DAYS)}
+    assert not set(partitions) & {row["relname"] for row in await database.rows(PARTITIONS)}
     assert await BlobStore(database).get(used) == b"used"
     with pytest.raises(BlobMissing):
         await BlobStore(database).get(unused)
 
 
-async def test_what_no_day_took_is_swept_row_by_row(database):
+async def test_blobs_in_the_default_partition_expire_row_by_row(database):
     store = BlobStore(database)
     kept, young, _ = await store.put([b"kept", b"young", b"old"])
     await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '31 days' WHERE data <> 'young'"))
@@ -185,7 +185,7 @@ async def test_what_no_day_took_is_swept_row_by_row(database):
     assert [await store.get(pointer) for pointer in (kept, young)] == [b"kept", b"young"]
 
 
-async def test_a_result_is_swapped_only_for_the_attempt_that_returned_it(database, store):
+async def test_result_is_replaced_only_for_the_attempt_that_returned_it(database, store):
     layer = uuid4()
     jobs = JobQueries(database)
     [pointer] = await store.put([b"redacted"])

@@ -1,4 +1,4 @@
-"""Breakers around calls: in one process, shared through a real Redis, and alone when Redis is away."""
+"""Circuit breakers: in one process, shared through a real Redis, and local while Redis is unavailable."""
 
 import asyncio
 import time
@@ -30,15 +30,15 @@ QUICK = BreakerConfig(counting=ConsecutiveFailures(3), open_ms=20, probing=Probe
 AGENTS = BreakerConfig(counting=WindowedFailures(5, window_ms=10_000), open_ms=30_000, probing=ProbesByDuration(5_000))
 
 
-class Ill(Exception):
-    """The service does not work."""
+class ServiceDown(Exception):
+    """The service is broken."""
 
 
-class Unwell(Exception):
-    """The service said no; it works."""
+class RequestRejected(Exception):
+    """The service works and rejected the request."""
 
 
-class HandClock:
+class ManualClock:
     def __init__(self):
         self.at_s = 1000.0
 
@@ -54,7 +54,7 @@ class HandClock:
 
 @pytest.fixture
 def clock():
-    return HandClock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def logs():
 
 @pytest.fixture
 async def replica(redis_url):
-    """Factory for breakers as replicas have them: each with a client of its own."""
+    """Factory for the breakers of several replicas, each with its own client."""
     clients = []
 
     def make(name, rules, *, clock=None, url=redis_url, **more):
@@ -89,11 +89,11 @@ async def call(breaker, error=None):
 
 async def fail(breaker, times):
     for _ in range(times):
-        with pytest.raises(Ill):
-            await call(breaker, Ill())
+        with pytest.raises(ServiceDown):
+            await call(breaker, ServiceDown())
 
 
-async def is_let_through(breaker):
+async def is_allowed(breaker):
     try:
         await call(breaker)
     except BreakerOpen:
@@ -105,7 +105,7 @@ def metric(sample, **labels):
     return metrics.REGISTRY.get_sample_value(sample, labels)
 
 
-async def test_an_open_breaker_refuses_without_calling_and_says_when_to_come_back(clock):
+async def test_open_breaker_refuses_without_calling_and_reports_the_retry_delay(clock):
     breaker = Breaker.in_process("kernel", SAFETY, clock)
     await fail(breaker, 3)
     clock.at_s += 10
@@ -117,7 +117,7 @@ async def test_an_open_breaker_refuses_without_calling_and_says_when_to_come_bac
     assert refused.value.facts == {"breaker": "kernel", "retry_ms": 20_000}
 
 
-async def test_after_the_cooldown_probes_close_it(clock):
+async def test_breaker_closes_after_cooldown_and_successful_probes(clock):
     breaker = Breaker.in_process("kernel", SAFETY, clock)
     await fail(breaker, 3)
     clock.at_s += 30
@@ -127,7 +127,7 @@ async def test_after_the_cooldown_probes_close_it(clock):
     assert breaker.phase is BreakerPhase.CLOSED
 
 
-async def test_by_duration_surviving_it_closes(clock):
+async def test_breaker_probing_by_duration_closes_after_the_duration(clock):
     breaker = Breaker.in_process("acquisition", AGENTS, clock)
     await fail(breaker, 5)
     clock.at_s += 30
@@ -137,9 +137,9 @@ async def test_by_duration_surviving_it_closes(clock):
     assert (await breaker.status()).phase is BreakerPhase.CLOSED
 
 
-async def test_only_what_the_caller_counts_is_a_failure(clock):
-    breaker = Breaker.in_process("kernel", SAFETY, clock, counts=lambda error: isinstance(error, Ill))
-    for error in [Ill(), Ill(), Unwell(), Ill(), Ill()]:
+async def test_only_errors_selected_by_the_caller_count_as_failures(clock):
+    breaker = Breaker.in_process("kernel", SAFETY, clock, counts=lambda error: isinstance(error, ServiceDown))
+    for error in [ServiceDown(), ServiceDown(), RequestRejected(), ServiceDown(), ServiceDown()]:
         with pytest.raises(type(error)):
             await call(breaker, error)
     assert breaker.phase is BreakerPhase.CLOSED
@@ -147,7 +147,7 @@ async def test_only_what_the_caller_counts_is_a_failure(clock):
     assert breaker.phase is BreakerPhase.OPEN
 
 
-async def test_a_cancelled_call_counts_as_neither_and_frees_its_probe(clock):
+async def test_cancelled_call_counts_as_neither_outcome_and_frees_its_probe(clock):
     breaker = Breaker.in_process("kernel", SAFETY, clock)
     await fail(breaker, 3)
     clock.at_s += 30
@@ -170,7 +170,7 @@ async def test_a_cancelled_call_counts_as_neither_and_frees_its_probe(clock):
     assert breaker.phase is BreakerPhase.CLOSED
 
 
-async def test_a_permit_is_reported_on_once(clock):
+async def test_permit_can_be_reported_only_once(clock):
     breaker = Breaker.in_process("kernel", SAFETY, clock)
     permit = await breaker.allow()
     await breaker.failure(permit)
@@ -178,27 +178,27 @@ async def test_a_permit_is_reported_on_once(clock):
         await breaker.failure(permit)
 
 
-async def test_replicas_see_one_open_state_at_once(replica):
+async def test_replicas_share_one_open_state_immediately(replica):
     one, two, three = (replica("safety", SAFETY) for _ in range(3))
     await fail(one, 1)
     await fail(two, 1)
     await fail(three, 1)
     for breaker in (one, two, three):
-        assert not await is_let_through(breaker)
+        assert not await is_allowed(breaker)
         status = await breaker.status()
         assert (status.phase, status.failures, status.scope) == (BreakerPhase.OPEN, 3, "shared")
 
 
-async def test_another_process_sees_the_open_state(replica, redis_url, spawn):
+async def test_open_state_is_visible_to_another_process(replica, redis_url, spawn):
     await fail(replica("safety", SAFETY), 3)
     process = await spawn("tests.integration.infra.breaker_prober", redis_url, "safety")
-    told, retry_ms = (await process.line()).split()
-    assert told == "refused"
+    answer, retry_ms = (await process.line()).split()
+    assert answer == "refused"
     assert 0 < int(retry_ms) <= 30_000
     assert await process.wait() == 0
 
 
-async def test_operators_find_the_count_under_a_plain_key(replica, redis):
+async def test_failure_count_is_readable_under_a_plain_redis_key(replica, redis):
     breaker = replica("safety", SAFETY)
     await fail(breaker, 2)
     assert await redis.get("rota:cb:safety:failures") == b"2"
@@ -206,18 +206,18 @@ async def test_operators_find_the_count_under_a_plain_key(replica, redis):
     assert await redis.get("rota:cb:safety:failures") is None
 
 
-async def test_operators_close_it_by_deleting_its_state(replica, redis):
+async def test_deleting_the_state_key_closes_the_breaker(replica, redis):
     breaker = replica("safety", SAFETY)
     await fail(breaker, 3)
     await redis.delete("rota:cb:safety:state")
-    assert await is_let_through(breaker)
+    assert await is_allowed(breaker)
 
 
 BROKEN = [("phase", "OPEN"), ("phase", ""), ("generation", "1.5"), ("generation", "9" * 16), ("failures", "many")]
 
 
 @pytest.mark.parametrize(("field", "text"), [*BROKEN, ("until_ms", "nan"), ("probes", "-1")])
-async def test_a_record_that_cannot_be_read_counts_as_none_and_is_replaced(replica, redis, field, text):
+async def test_invalid_breaker_record_is_ignored_and_replaced(replica, redis, field, text):
     breaker = replica("safety", SAFETY)
     await fail(breaker, 3)
     await redis.hset("rota:cb:safety:state", field, text)
@@ -225,54 +225,54 @@ async def test_a_record_that_cannot_be_read_counts_as_none_and_is_replaced(repli
     assert (breaker.phase, breaker.scope) == (BreakerPhase.CLOSED, "shared")
     await fail(breaker, 3)
     assert await redis.hget("rota:cb:safety:state", "phase") == b"open"
-    assert not await is_let_through(breaker)
+    assert not await is_allowed(breaker)
 
 
-async def test_what_nobody_uses_any_more_leaves_redis_by_itself(replica, redis):
+async def test_unused_breaker_keys_expire_in_redis(replica, redis):
     await fail(replica("safety", SAFETY), 3)
     for key in ("rota:cb:safety:failures", "rota:cb:safety:state"):
         assert 30_000 < await redis.pttl(key) <= 86_400_000 + 30_000
 
 
-async def test_a_success_of_one_replica_ends_the_row_of_all(replica):
+async def test_success_on_one_replica_resets_the_failure_count_of_all(replica):
     one, two = replica("safety", SAFETY), replica("safety", SAFETY)
     await fail(one, 2)
     await call(two)
     await fail(one, 2)
-    assert await is_let_through(two)
+    assert await is_allowed(two)
 
 
-async def test_the_cap_on_probes_is_exact_over_all_replicas(replica):
+async def test_probe_cap_is_exact_across_replicas(replica):
     replicas = [replica("safety", QUICK, patience_s=10) for _ in range(3)]
     await fail(replicas[0], 3)
     await until(lambda: _cooled_down(replicas[0]))
-    asked = await asyncio.gather(*(one.allow() for one in replicas * 20), return_exceptions=True)
-    assert sum(not isinstance(answer, BreakerOpen) for answer in asked) == 3
+    results = await asyncio.gather(*(one.allow() for one in replicas * 20), return_exceptions=True)
+    assert sum(not isinstance(answer, BreakerOpen) for answer in results) == 3
 
 
 async def _cooled_down(breaker):
     return (await breaker.status()).retry_ms == 0
 
 
-async def test_a_process_that_dies_with_a_probe_does_not_wedge_it(replica, redis_url, redis, spawn):
+async def test_process_crash_during_a_probe_does_not_block_the_breaker(replica, redis_url, redis, spawn):
     slow_probes = BreakerConfig(
         counting=ConsecutiveFailures(3), open_ms=1, probing=ProbesByCount(1, successes=1, lost_after_ms=200)
     )
     ours = replica("safety", slow_probes)
     await fail(ours, 3)
-    # The prober's own rules differ, as in a rolling upgrade: what is stored is read under the reader's rules.
+    # The prober has another config, as in a rolling upgrade: each process applies its own to the stored record.
     await until(lambda: _cooled_down(ours))
     dying = await spawn(
         "tests.integration.infra.breaker_prober", redis_url, "safety", env={"CRASH_AT": "breaker.granted"}
     )
     assert await dying.wait() == 137
     assert await redis.hget("rota:cb:safety:state", "probes") == b"1"
-    assert not await is_let_through(ours)
-    await until(lambda: is_let_through(ours), within_s=2)
+    assert not await is_allowed(ours)
+    await until(lambda: is_allowed(ours), within_s=2)
     assert ours.phase is BreakerPhase.CLOSED
 
 
-class Counted(redis.asyncio.Redis):
+class CountingRedis(redis.asyncio.Redis):
     sent = 0
 
     async def execute_command(self, *args, **options):
@@ -280,8 +280,8 @@ class Counted(redis.asyncio.Redis):
         return await super().execute_command(*args, **options)
 
 
-async def test_a_healthy_call_costs_one_round_trip_and_writes_nothing(redis_url, redis):
-    async with Counted.from_pool(connect(RedisTarget(url=redis_url)).connection_pool) as client:
+async def test_healthy_call_costs_one_round_trip_and_writes_nothing(redis_url, redis):
+    async with CountingRedis.from_pool(connect(RedisTarget(url=redis_url)).connection_pool) as client:
         breaker = Breaker.shared("safety", SAFETY, SystemClock(), client, RedisKeys())
         await call(breaker)
         before = client.sent
@@ -296,7 +296,9 @@ async def network(redis_url, proxy):
     return await proxy(host, int(port))
 
 
-async def test_without_redis_each_replica_goes_on_alone_from_what_it_saw(replica, redis_url, network, clock, logs):
+async def test_breaker_without_redis_continues_locally_from_the_last_known_state(
+    replica, redis_url, network, clock, logs
+):
     breaker = replica("safety", SAFETY, clock=clock, url=network.url(redis_url))
     await fail(breaker, 2)
     network.cut()
@@ -304,10 +306,10 @@ async def test_without_redis_each_replica_goes_on_alone_from_what_it_saw(replica
     await fail(breaker, 1)
     assert [entry["event"] for entry in logs] == ["breaker_fallback_started", "breaker_state_changed"]
     assert (breaker.phase, breaker.scope) == (BreakerPhase.OPEN, "alone")
-    assert not await is_let_through(breaker)
+    assert not await is_allowed(breaker)
 
 
-async def test_calls_that_redis_let_through_are_counted_alone_when_it_is_gone(replica, redis_url, network, clock):
+async def test_calls_permitted_by_redis_are_counted_locally_after_redis_is_lost(replica, redis_url, network, clock):
     breaker = replica("safety", SAFETY, clock=clock, url=network.url(redis_url))
     permits = [await breaker.allow() for _ in range(3)]
     network.cut()
@@ -316,7 +318,7 @@ async def test_calls_that_redis_let_through_are_counted_alone_when_it_is_gone(re
     assert (breaker.phase, breaker.scope) == (BreakerPhase.OPEN, "alone")
 
 
-async def test_a_lost_reply_is_taken_as_redis_being_away(replica, clock, monkeypatch):
+async def test_lost_redis_reply_switches_the_breaker_to_local_state(replica, clock, monkeypatch):
     def lose(place):
         raise failpoints.LostReply(place)
 
@@ -326,38 +328,38 @@ async def test_a_lost_reply_is_taken_as_redis_being_away(replica, clock, monkeyp
     assert (breaker.phase, breaker.scope) == (BreakerPhase.OPEN, "alone")
 
 
-async def test_when_redis_is_back_the_shared_state_rules_again(replica, redis_url, network, clock, logs):
+async def test_shared_state_applies_again_when_redis_returns(replica, redis_url, network, clock, logs):
     breaker, other = replica("safety", SAFETY, clock=clock, url=network.url(redis_url)), replica("safety", SAFETY)
     await call(breaker)
     network.cut()
     await fail(breaker, 3)
     network.heal()
-    assert not await is_let_through(breaker)  # Redis is not tried at every call
+    assert not await is_allowed(breaker)  # not every call tries Redis
     clock.at_s += REDIS_BREAKER_RULES.open_ms / 1000
     logs.clear()
-    assert await is_let_through(breaker)
+    assert await is_allowed(breaker)
     assert [entry["event"] for entry in logs] == ["breaker_fallback_ended"]
     await fail(other, 3)
-    assert not await is_let_through(breaker)
+    assert not await is_allowed(breaker)
 
 
-async def test_a_permit_from_the_lonely_time_says_nothing_to_the_shared_state(
-    replica, redis_url, network, clock, redis
-):
+async def test_permit_granted_locally_does_not_change_the_shared_state(replica, redis_url, network, clock, redis):
     breaker = replica("safety", SAFETY, clock=clock, url=network.url(redis_url))
     network.cut()
-    lonely = [await breaker.allow() for _ in range(3)]
+    local_permits = [await breaker.allow() for _ in range(3)]
     network.heal()
     clock.at_s += REDIS_BREAKER_RULES.open_ms / 1000
     await call(breaker)
     assert breaker.scope == "shared"
-    for permit in lonely:
+    for permit in local_permits:
         await breaker.failure(permit)
     assert breaker.phase is BreakerPhase.CLOSED
     assert await redis.dbsize() == 0
 
 
-async def test_a_silent_redis_costs_one_caller_its_patience_and_the_next_nothing(replica, redis_url, network, clock):
+async def test_unresponsive_redis_delays_one_caller_by_the_timeout_and_later_callers_not(
+    replica, redis_url, network, clock
+):
     breaker = replica("safety", SAFETY, clock=clock, url=network.url(redis_url), patience_s=0.1)
     await call(breaker)
     network.half_open()
@@ -371,12 +373,12 @@ async def test_a_silent_redis_costs_one_caller_its_patience_and_the_next_nothing
     network.heal()
 
 
-async def test_transitions_are_logged_and_counted_by_the_process_that_made_them(clock, logs):
+async def test_breaker_transitions_are_logged_and_counted_by_the_process_that_made_them(clock, logs):
     name = "told-once"
     breaker = Breaker.in_process(name, SAFETY, clock)
     assert metric("rota_breaker_state", name=name) == 0
     await fail(breaker, 3)
-    await is_let_through(breaker)
+    await is_allowed(breaker)
     assert metric("rota_breaker_state", name=name) == 2
     clock.at_s += 30
     await call(breaker)
@@ -392,10 +394,10 @@ async def test_transitions_are_logged_and_counted_by_the_process_that_made_them(
     assert metric("rota_breaker_state", name=name) == 0
 
 
-async def test_a_transition_seen_by_two_replicas_is_counted_once(replica):
+async def test_transition_seen_by_two_replicas_is_counted_once(replica):
     name = "counted-once"
     one, two = replica(name, SAFETY), replica(name, SAFETY)
     await fail(one, 3)
-    await is_let_through(two)
-    await is_let_through(one)
+    await is_allowed(two)
+    await is_allowed(one)
     assert metric("rota_breaker_transitions_total", name=name, to="open") == 1

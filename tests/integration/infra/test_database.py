@@ -1,4 +1,4 @@
-"""The pool, its errors, cancelled callers, transactions and notifications, on a real server."""
+"""The connection pool, its errors, cancellation, transactions and notifications, on a real server."""
 
 import asyncio
 from contextlib import suppress
@@ -36,7 +36,7 @@ COUNT = sql("SELECT count(*) FROM number")
 
 @pytest.fixture
 async def opened(database_url):
-    """Factory for a database with other limits than the defaults."""
+    """Factory for databases with non-default limits."""
     made = []
 
     async def start(url=database_url, **limits):
@@ -48,28 +48,28 @@ async def opened(database_url):
         await database.close()
 
 
-def through(proxy_, url):
+def url_through(proxy_, url):
     parts = urlsplit(url)
     return url.replace(f"{parts.hostname}:{parts.port}", f"{proxy_.host}:{proxy_.port}")
 
 
 @pytest.fixture
-async def far(proxy, database_url):
-    """A proxy in front of the test's database, and the URL that leads through it."""
+async def proxied(proxy, database_url):
+    """A proxy in front of the test's database, and the database URL through it."""
     parts = urlsplit(database_url)
-    line = await proxy(parts.hostname, parts.port)
-    return line, through(line, database_url)
+    network = await proxy(parts.hostname, parts.port)
+    return network, url_through(network, database_url)
 
 
-async def busy(database, query):
-    """Whether the server is running `query` for us right now."""
+async def is_running(database, query):
+    """Whether the server is executing `query` right now."""
     running = sql(
         "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = $1 AND datname = current_database()"
     )
     return await database.value(running, query.text)
 
 
-async def test_every_method_gives_its_shape(database):
+async def test_database_methods_return_their_documented_types(database):
     await database.run(NUMBERS)
     await database.run_many(ADD, [(n,) for n in range(3)])
     assert [row["n"] for row in await database.rows(sql("SELECT n FROM number ORDER BY n"))] == [0, 1, 2]
@@ -79,7 +79,7 @@ async def test_every_method_gives_its_shape(database):
     assert await database.run(sql("DELETE FROM number WHERE n > $1"), 0) == 2
 
 
-async def test_a_session_has_our_limits_and_schema(opened):
+async def test_session_uses_the_configured_limits_and_schema(opened):
     database = await opened(statement_timeout_s=7, lock_timeout_s=3, idle_in_transaction_s=9, application_name="me")
     shown = {
         name: await database.value(sql(f"SHOW {name}"))
@@ -96,14 +96,14 @@ async def test_a_session_has_our_limits_and_schema(opened):
     assert list(shown.values()) == ["7s", "3s", "9s", "rota, public", "off", "me", "UTC"]
 
 
-async def test_never_more_connections_than_the_pool_allows_and_everybody_is_served(opened):
+async def test_pool_never_exceeds_its_maximum_and_serves_all_callers(opened):
     database = await opened(pool_max=3)
     assert sorted(await asyncio.gather(*(database.value(ECHO, n) for n in range(50)))) == list(range(50))
     assert database.pool.size <= 3
     assert await database.value(SESSIONS) <= 3
 
 
-async def test_who_waits_is_served_in_order_of_arrival(opened):
+async def test_pool_waiters_are_served_in_arrival_order(opened):
     database = await opened(pool_max=1)
     served = []
 
@@ -120,7 +120,7 @@ async def test_who_waits_is_served_in_order_of_arrival(opened):
     assert served == [0, 1, 2, 3, 4]
 
 
-async def test_a_caller_who_waits_too_long_is_told_that_the_pool_is_busy(opened):
+async def test_caller_waiting_too_long_for_a_connection_gets_pool_exhausted_error(opened):
     database = await opened(pool_max=1, acquire_timeout_s=0.01)
     async with database.transaction():
         with pytest.raises(PostgresUnavailable, match="All 1 connections") as caught:
@@ -129,7 +129,7 @@ async def test_a_caller_who_waits_too_long_is_told_that_the_pool_is_busy(opened)
     assert await database.value(ECHO, 1) == 1
 
 
-async def test_a_waiter_cancelled_in_the_moment_it_is_served_loses_no_connection(opened):
+async def test_waiter_cancelled_while_being_served_does_not_leak_a_connection(opened):
     database = await opened(pool_max=1, acquire_timeout_s=1)
     connection = await database.pool.acquire()
     waiter = asyncio.create_task(database.pool.acquire())
@@ -141,20 +141,20 @@ async def test_a_waiter_cancelled_in_the_moment_it_is_served_loses_no_connection
     assert await database.value(ECHO, 4) == 4
 
 
-async def test_a_cancelled_statement_ends_on_the_server_and_its_connection_serves_again(opened):
+async def test_cancelled_statement_ends_on_the_server_and_its_connection_is_reused(opened):
     database, watcher = await opened(pool_max=1), await opened()
     before = await database.value(PID)
     sleeper = asyncio.create_task(database.value(SLEEP))
-    await until(lambda: busy(watcher, SLEEP))
+    await until(lambda: is_running(watcher, SLEEP))
     sleeper.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sleeper
     assert await database.value(PID) == before
-    assert not await busy(watcher, SLEEP)
+    assert not await is_running(watcher, SLEEP)
     assert database.pool.size == 1
 
 
-async def test_a_cancelled_transaction_leaves_neither_rows_nor_locks(opened):
+async def test_cancelled_transaction_leaves_neither_rows_nor_locks(opened):
     database, watcher = await opened(pool_max=1), await opened()
     await database.run(NUMBERS)
 
@@ -164,14 +164,14 @@ async def test_a_cancelled_transaction_leaves_neither_rows_nor_locks(opened):
             await tx.value(SLEEP)
 
     sleeper = asyncio.create_task(insert_and_sleep())
-    await until(lambda: busy(watcher, SLEEP))
+    await until(lambda: is_running(watcher, SLEEP))
     sleeper.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sleeper
     assert await database.run(ADD, 1) == 1
 
 
-async def test_many_callers_cancelled_at_any_moment_leave_the_pool_whole(opened):
+async def test_callers_cancelled_at_random_moments_do_not_damage_the_pool(opened):
     database = await opened(pool_max=3)
     await database.run(NUMBERS)
 
@@ -187,12 +187,12 @@ async def test_many_callers_cancelled_at_any_moment_leave_the_pool_whole(opened)
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sorted(await asyncio.gather(*(database.value(ECHO, n) for n in range(9)))) == list(range(9))
-    await until(lambda: database.pool.idle == database.pool.size, what="the return of every connection")
+    await until(lambda: database.pool.idle == database.pool.size, what="every connection to be idle")
     assert database.pool.size <= 3
     assert await database.value(COUNT) == 0
 
 
-async def test_a_failing_body_rolls_back_and_a_good_one_commits(database):
+async def test_transaction_rolls_back_on_error_and_commits_otherwise(database):
     await database.run(NUMBERS)
 
     async def add_and_fail():
@@ -211,7 +211,7 @@ async def test_a_failing_body_rolls_back_and_a_good_one_commits(database):
     assert await database.value(COUNT) == 1
 
 
-async def test_a_swallowed_error_inside_a_transaction_is_not_taken_for_a_commit(database):
+async def test_error_suppressed_inside_a_transaction_does_not_commit(database):
     await database.run(NUMBERS)
 
     async def add_twice():
@@ -225,7 +225,7 @@ async def test_a_swallowed_error_inside_a_transaction_is_not_taken_for_a_commit(
     assert await database.value(COUNT) == 0
 
 
-async def test_a_read_only_transaction_cannot_write(database):
+async def test_read_only_transaction_cannot_write(database):
     await database.run(NUMBERS)
     with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
         async with database.transaction("repeatable read", readonly=True) as tx:
@@ -239,7 +239,7 @@ async def count_and_add_side_by_side(database):
             await tx.run(ADD, n)
 
 
-async def test_statement_timeout_lock_timeout_and_serialization_are_told_apart(opened):
+async def test_statement_timeout_lock_timeout_and_serialization_raise_distinct_errors(opened):
     database = await opened(statement_timeout_s=0.05, lock_timeout_s=0.02)
     await database.run(NUMBERS)
     with pytest.raises(asyncpg.QueryCanceledError):
@@ -253,7 +253,7 @@ async def test_statement_timeout_lock_timeout_and_serialization_are_told_apart(o
     assert await database.value(ECHO, 1) == 1
 
 
-async def test_a_wrong_argument_is_the_callers_error_and_costs_no_connection(opened):
+async def test_invalid_argument_raises_and_keeps_the_connection(opened):
     database = await opened(pool_max=1)
     before = await database.value(PID)
     with pytest.raises(asyncpg.DataError):
@@ -277,7 +277,7 @@ async def refusal(url):
     return caught.value
 
 
-async def test_a_wrong_password_or_database_is_a_refused_login_and_shows_no_password(database_url):
+async def test_wrong_password_or_database_raises_login_refused_without_the_password(database_url):
     address = urlsplit(database_url).netloc.rpartition("@")[2]
     for url, words in (
         (changed(database_url, login="postgres:hush-hush"), "refused the login"),
@@ -291,7 +291,7 @@ async def test_a_wrong_password_or_database_is_a_refused_login_and_shows_no_pass
         assert "hush-hush" not in f"{error.sentence} {error.facts}"
 
 
-async def test_an_unreachable_server_is_unavailable_and_named_by_address(database_url, unused_tcp_port):
+async def test_unreachable_server_raises_unavailable_with_its_address(database_url, unused_tcp_port):
     error = await refusal(changed(database_url, login="me:hush-hush", host=f"127.0.0.1:{unused_tcp_port}"))
     assert isinstance(error, PostgresUnavailable)
     assert f"127.0.0.1:{unused_tcp_port}" in error.sentence
@@ -300,7 +300,7 @@ async def test_an_unreachable_server_is_unavailable_and_named_by_address(databas
     assert error.facts["outcome"] == "not_sent"
 
 
-async def test_a_url_nobody_can_read_is_an_invalid_setting_and_not_repeated():
+async def test_invalid_url_raises_invalid_setting_without_quoting_it():
     for url in (
         "postgresql://me:hush-hush@host:port/db",
         "mysql://me:hush-hush@host/db",
@@ -312,16 +312,16 @@ async def test_a_url_nobody_can_read_is_an_invalid_setting_and_not_repeated():
         assert "hush-hush" not in error.sentence
 
 
-def test_a_target_never_shows_its_password():
+def test_postgres_target_repr_hides_the_password():
     target = PostgresTarget(url="postgresql://me:hush-hush@db.example:5432/rota?sslmode=require")
     assert repr(target) == "PostgresTarget(db.example:5432/rota, pool_max=10)"
     assert PostgresTarget(url="postgresql:///rota?host=/run/pg").address == "/run/pg/rota"
 
 
-async def test_terminated_backends_are_replaced_and_what_they_were_doing_is_of_unknown_outcome(opened):
+async def test_terminated_backend_is_replaced_and_its_statement_has_unknown_outcome(opened):
     database, killer = await opened(pool_max=2), await opened()
     sleeper = asyncio.create_task(database.value(SLEEP))
-    await until(lambda: busy(killer, SLEEP))
+    await until(lambda: is_running(killer, SLEEP))
     await killer.value(KILL_OTHERS)
     with pytest.raises(PostgresUnavailable, match="may or may not") as caught:
         await sleeper
@@ -329,7 +329,7 @@ async def test_terminated_backends_are_replaced_and_what_they_were_doing_is_of_u
     assert await database.value(ECHO, 5) == 5
 
 
-async def test_a_transaction_whose_backend_dies_took_no_effect_and_says_so(opened):
+async def test_transaction_of_a_terminated_backend_is_reported_as_rolled_back(opened):
     database, killer = await opened(pool_max=1), await opened()
     await database.run(NUMBERS)
 
@@ -345,41 +345,41 @@ async def test_a_transaction_whose_backend_dies_took_no_effect_and_says_so(opene
     assert await database.value(COUNT) == 0
 
 
-async def test_a_lost_reply_to_commit_is_an_unknown_outcome_and_is_not_repeated(opened, far, database):
-    line, url = far
-    distant = await opened(url)
+async def test_lost_commit_reply_has_unknown_outcome_and_is_not_retried(opened, proxied, database):
+    network, url = proxied
+    remote = await opened(url)
     await database.run(NUMBERS)
 
     async def add_and_lose_the_reply():
-        async with distant.transaction() as tx:
+        async with remote.transaction() as tx:
             await tx.run(ADD, 1)
-            line.drop_replies()
+            network.drop_replies()
 
-    async def cut_the_line_once_it_is_committed():
+    async def reset_after_commit():
         await until(lambda: database.value(COUNT))
-        line.reset()
+        network.reset()
 
     with pytest.raises(PostgresUnavailable, match="COMMIT") as caught:
-        await asyncio.gather(add_and_lose_the_reply(), cut_the_line_once_it_is_committed())
+        await asyncio.gather(add_and_lose_the_reply(), reset_after_commit())
     assert caught.value.facts["outcome"] == "unknown"
     assert await database.value(COUNT) == 1
 
 
-async def test_a_server_that_stops_answering_is_given_up_after_the_clients_own_limit(opened, far, monkeypatch):
+async def test_unresponsive_server_is_abandoned_after_the_client_timeout(opened, proxied, monkeypatch):
     monkeypatch.setattr("rota.infra.postgres.target.ANSWER_GRACE_S", 0.05)
     monkeypatch.setattr("rota.infra.postgres.pool.RESET_TIMEOUT_S", 0.05)
-    line, url = far
-    distant = await opened(url, pool_max=1, statement_timeout_s=0.05)
-    line.half_open()
+    network, url = proxied
+    remote = await opened(url, pool_max=1, statement_timeout_s=0.05)
+    network.half_open()
     with pytest.raises(PostgresUnavailable, match="no answer in time"):
-        await distant.value(ECHO, 1)
-    line.heal()
-    line.reset()
-    assert await distant.value(ECHO, 1) == 1
+        await remote.value(ECHO, 1)
+    network.heal()
+    network.reset()
+    assert await remote.value(ECHO, 1) == 1
 
 
-async def test_an_opening_that_fails_half_way_leaves_no_connection(database_url, database, monkeypatch):
-    connect, alone = pool_module.connect, await database.value(SESSIONS)
+async def test_database_open_that_fails_midway_closes_its_connections(database_url, database, monkeypatch):
+    connect, baseline = pool_module.connect, await database.value(SESSIONS)
     made = []
 
     async def second_fails(target):
@@ -392,14 +392,14 @@ async def test_an_opening_that_fails_half_way_leaves_no_connection(database_url,
     with pytest.raises(PostgresUnavailable, match="no more"):
         await Database.open(PostgresTarget(url=database_url, pool_min=2))
     assert made[0].is_closed()
-    await until(lambda: equal(database.value(SESSIONS), alone))
+    await until(lambda: equal(database.value(SESSIONS), baseline))
 
 
 async def equal(value, expected):
     return await value == expected
 
 
-async def test_an_urgent_statement_does_not_wait_for_the_pool(opened):
+async def test_urgent_statement_bypasses_the_exhausted_pool(opened):
     database = await opened(pool_max=1, acquire_timeout_s=0.01)
     async with database.transaction():
         assert [row[0] for row in await database.rows(ECHO, 7, urgent=True)] == [7]
@@ -407,7 +407,7 @@ async def test_an_urgent_statement_does_not_wait_for_the_pool(opened):
             await database.rows(ECHO, 7)
 
 
-async def test_a_closed_database_refuses_and_may_be_closed_again(opened):
+async def test_closed_database_refuses_statements_and_can_be_closed_again(opened):
     database = await opened()
     await database.close()
     with pytest.raises(PostgresUnavailable, match="stopping"):
@@ -415,7 +415,7 @@ async def test_a_closed_database_refuses_and_may_be_closed_again(opened):
     await database.close()
 
 
-async def test_closing_waits_for_what_is_under_way_and_sends_waiters_home(opened):
+async def test_close_waits_for_open_transactions_and_fails_waiting_callers(opened):
     database = await opened(pool_max=1)
     transaction = database.transaction()
     tx = await transaction.__aenter__()
@@ -430,7 +430,7 @@ async def test_closing_waits_for_what_is_under_way_and_sends_waiters_home(opened
     await closing
 
 
-async def test_notifications_arrive_and_channels_are_kept_apart(database):
+async def test_notifications_are_delivered_per_channel(database):
     notify = sql("SELECT pg_notify($1, $2)")
     async with database.listen("one") as ones, database.listen("two") as twos, database.listen("one") as also_ones:
         await database.run(notify, "one", "a")
@@ -439,7 +439,7 @@ async def test_notifications_arrive_and_channels_are_kept_apart(database):
         assert await ones.next(0.001) is None
 
 
-async def test_a_listener_survives_its_backend_and_is_told_that_it_may_have_missed_some(database):
+async def test_listener_reconnects_after_its_backend_ends_and_reports_a_possible_gap(database):
     async with database.listen("one") as ones:
         await database.value(KILL_OTHERS)
         await database.run(sql("SELECT pg_notify('one', 'lost')"))
@@ -449,21 +449,21 @@ async def test_a_listener_survives_its_backend_and_is_told_that_it_may_have_miss
         assert await ones.next(5) == "after"
 
 
-async def test_a_listener_whose_line_died_silently_notices_by_its_heartbeat(opened, far, monkeypatch):
+async def test_listener_detects_a_half_open_connection_by_heartbeat(opened, proxied, monkeypatch):
     monkeypatch.setattr(listen_module, "HEARTBEAT_INTERVAL_S", 0.02)
     monkeypatch.setattr("rota.infra.postgres.target.ANSWER_GRACE_S", 0.05)
-    line, url = far
-    distant = await opened(url, statement_timeout_s=0.05, connect_timeout_s=0.5)
-    async with distant.listen("one") as ones:
-        line.half_open()
-        await until(lambda: not distant._listener._listening.is_set(), what="the heartbeat's failure")
-        line.heal()
-        line.reset()
+    network, url = proxied
+    remote = await opened(url, statement_timeout_s=0.05, connect_timeout_s=0.5)
+    async with remote.listen("one") as ones:
+        network.half_open()
+        await until(lambda: not remote._listener._listening.is_set(), what="the heartbeat to fail")
+        network.heal()
+        network.reset()
         async with asyncio.timeout(5):
             assert await anext(ones) is None
 
 
-async def test_a_slow_consumer_loses_notifications_but_learns_that_it_did(database, monkeypatch):
+async def test_slow_notification_consumer_drops_notifications_and_learns_of_the_gap(database, monkeypatch):
     monkeypatch.setattr(listen_module, "QUEUE_MAX", 3)
     async with database.listen("one") as ones, database.listen("done") as done:
         for n in range(10):
@@ -474,21 +474,21 @@ async def test_a_slow_consumer_loses_notifications_but_learns_that_it_did(databa
     assert None in seen
 
 
-async def test_the_listening_connection_opens_with_the_first_listener_and_ends_with_the_database(opened, database):
+async def test_listen_connection_opens_with_the_first_listener_and_closes_with_the_database(opened, database):
     other = await opened()
-    alone = await database.value(SESSIONS)
+    baseline = await database.value(SESSIONS)
     for _ in range(3):
         async with other.listen("one"):
-            assert await database.value(SESSIONS) == alone + 1
+            assert await database.value(SESSIONS) == baseline + 1
     await other.close()
-    await until(lambda: fewer(database, alone))
+    await until(lambda: fewer(database, baseline))
 
 
-async def fewer(database, alone):
-    return await database.value(SESSIONS) < alone
+async def fewer(database, baseline):
+    return await database.value(SESSIONS) < baseline
 
 
-async def test_who_begins_to_listen_while_the_database_is_closed_is_refused_and_leaves_nothing(opened, monkeypatch):
+async def test_listen_during_close_is_refused_and_leaves_no_connection(opened, monkeypatch):
     database = await opened()
     connect = listen_module.connect
     connecting, closed = asyncio.Event(), asyncio.Event()
@@ -513,7 +513,7 @@ async def test_who_begins_to_listen_while_the_database_is_closed_is_refused_and_
                 await late
 
 
-def test_target_limits_are_checked():
+def test_postgres_target_limits_are_validated():
     with pytest.raises(AssertionError):
         PostgresTarget(url="postgresql://x", pool_min=3, pool_max=2)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Who leads, on a real server: elections, ends of terms, and failures of the duty and of the campaign."""
+"""Leader election on a real server: terms, takeover, and errors of the leader's work and of its campaign."""
 
 import asyncio
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from rota.infra.lease.lease_context import ATTEMPTS_MAX
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
-from tests.integration.infra.lease_support import EXPIRE, LONG_S, SOON, forever, sql, take, write
+from tests.integration.infra.lease_support import EXPIRE, LONG_S, QUICK_BACKOFF, forever, sql, take, write
 from tests.support.waiting import until
 
 
@@ -48,7 +48,7 @@ async def test_one_of_two_candidates_leads_and_the_other_takes_over_when_it_stop
     assert terms == [1, 2]
 
 
-async def test_a_deposed_leader_stops_leading_and_campaigns_again(leases, database):
+async def test_leader_that_loses_its_lease_stops_and_campaigns_again(leases, database):
     ends = []
 
     async def lead(lease):
@@ -57,7 +57,7 @@ async def test_a_deposed_leader_stops_leading_and_campaigns_again(leases, databa
         finally:
             ends.append(lease.fence)
 
-    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=0.6, pauses=SOON)
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=0.6, pauses=QUICK_BACKOFF)
     async with asyncio.timeout(10):
         await leader.start()
         for term in (1, 2):
@@ -70,7 +70,7 @@ async def test_a_deposed_leader_stops_leading_and_campaigns_again(leases, databa
     assert not leader.is_leader
 
 
-async def test_a_leader_whose_duty_fails_gives_the_lease_back_and_says_so(leases, others):
+async def test_leader_whose_work_fails_releases_the_lease_and_raises(leases, others):
     async def lead(_):
         raise LookupError("bug")
 
@@ -80,7 +80,7 @@ async def test_a_leader_whose_duty_fails_gives_the_lease_back_and_says_so(leases
     assert await take(others, "chair")
 
 
-async def test_a_leader_that_lost_postgresql_campaigns_again(leases):
+async def test_leader_that_lost_postgresql_campaigns_again(leases):
     terms = []
 
     async def lead(lease):
@@ -89,7 +89,7 @@ async def test_a_leader_that_lost_postgresql_campaigns_again(leases):
             raise PostgresUnavailable("gone")
         await forever()
 
-    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON)
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF)
     await leader.start()
     await until(lambda: len(terms) == 2)
     await leader.stop()
@@ -107,7 +107,7 @@ async def test_a_leader_that_lost_postgresql_campaigns_again(leases):
     ],
     ids=lambda failure: type(failure).__name__,
 )
-async def test_a_failure_of_the_duty_is_not_taken_for_one_of_the_campaign(leases, failure):
+async def test_error_of_the_leaders_work_is_not_treated_as_a_campaign_error(leases, failure):
     terms = []
 
     async def lead(lease):
@@ -116,12 +116,12 @@ async def test_a_failure_of_the_duty_is_not_taken_for_one_of_the_campaign(leases
 
     with pytest.raises(type(failure)) as caught:
         async with asyncio.timeout(5):
-            await Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON).run()
+            await Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF).run()
     assert caught.value is failure
     assert len(terms) == 1
 
 
-async def test_a_leader_whose_guarded_write_is_refused_campaigns_again(leases, database):
+async def test_leader_whose_guarded_write_is_refused_campaigns_again(leases, database):
     terms = []
 
     async def lead(lease):
@@ -131,30 +131,30 @@ async def test_a_leader_whose_guarded_write_is_refused_campaigns_again(leases, d
             await write(leases, lease)
         await forever()
 
-    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=SOON)
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF)
     await leader.start()
     await until(lambda: len(terms) == 2)
     await leader.stop()
 
 
 @pytest.mark.new_connections
-async def test_a_candidate_goes_on_campaigning_while_the_database_is_read_only(database_url, database, monkeypatch):
+async def test_candidate_keeps_campaigning_while_the_database_is_read_only(database_url, database, monkeypatch):
     name = urlsplit(database_url).path[1:]
     await database.run(sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
     read_only = await Database.open(PostgresTarget(url=database_url, pool_max=1))
     await database.run(sql(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
     leases = Leases(read_only)
-    acquire, asked = leases.acquire, []
+    acquire, acquire_calls = leases.acquire, []
 
     async def counted(*args, **more):
-        asked.append(args)
+        acquire_calls.append(args)
         return await acquire(*args, **more)
 
     monkeypatch.setattr(leases, "acquire", counted)
-    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", pauses=SOON)
+    leader = Leadership(leases, "chair", lambda _: forever(), kind="test", pauses=QUICK_BACKOFF)
     await leader.start()
     try:
-        await until(lambda: len(asked) > 2 * ATTEMPTS_MAX, what="a third campaign")
+        await until(lambda: len(acquire_calls) > 2 * ATTEMPTS_MAX, what="a third campaign")
         await read_only.value(sql("SELECT set_config('default_transaction_read_only', 'off', false)"))
         async with asyncio.timeout(5):
             await leader.elected.wait()
@@ -163,7 +163,7 @@ async def test_a_candidate_goes_on_campaigning_while_the_database_is_read_only(d
         await read_only.close()
 
 
-async def test_a_candidate_that_failed_says_so_at_once_and_when_it_is_stopped(leases):
+async def test_failed_leader_logs_immediately_and_raises_on_stop(leases):
     async def lead(_):
         raise LookupError("bug")
 
@@ -175,7 +175,7 @@ async def test_a_candidate_that_failed_says_so_at_once_and_when_it_is_stopped(le
         await leader.stop()
 
 
-async def test_a_service_leads_until_it_drains_and_leaves_the_lease_to_the_next(leases, others):
+async def test_leader_service_releases_the_lease_on_drain(leases, others):
     draining = asyncio.Event()
     leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
     async with asyncio.timeout(10):
@@ -186,7 +186,7 @@ async def test_a_service_leads_until_it_drains_and_leaves_the_lease_to_the_next(
     assert await take(others, "chair")
 
 
-async def test_a_service_ends_with_what_its_duty_failed_with(leases):
+async def test_leader_service_raises_the_error_of_its_work(leases):
     async def lead(_):
         raise LookupError("bug")
 
@@ -195,7 +195,7 @@ async def test_a_service_ends_with_what_its_duty_failed_with(leases):
             await Leadership(leases, "chair", lead, kind="test").serve(Lifecycle(asyncio.Event(), lambda: None))
 
 
-async def test_a_service_that_is_cut_off_stops_leading_before_it_ends(leases, others):
+async def test_cancelled_leader_service_stops_leading_before_it_ends(leases, others):
     leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
     async with asyncio.timeout(10):
         serving = asyncio.create_task(leader.serve(Lifecycle(asyncio.Event(), lambda: None)))

@@ -1,4 +1,4 @@
-"""Leases on a real server: who gets them, and that a stale holder cannot write."""
+"""Leases on a real server: who acquires them, and that a stale holder cannot write."""
 
 import asyncio
 import random
@@ -9,7 +9,17 @@ from rota.infra import failpoints
 from rota.infra.lease import Leases
 from rota.infra.lease.grant import FENCE_REJECTIONS
 from rota.model.errors import StaleFence
-from tests.integration.infra.lease_support import EXPIRE, LONG_S, MAKE_NOTES, NOTES, count, sql, take, taken_over, write
+from tests.integration.infra.lease_support import (
+    EXPIRE,
+    LONG_S,
+    MAKE_NOTES,
+    NOTES,
+    acquire_when_free,
+    count,
+    sql,
+    take,
+    write,
+)
 
 HOLDER = "tests.integration.infra.lease_holder"
 
@@ -34,7 +44,7 @@ async def notes(database):
     return read
 
 
-async def test_only_one_gets_it_and_the_others_learn_for_how_long(leases, others):
+async def test_lease_is_granted_to_one_holder_and_others_get_the_remaining_time(leases, others):
     lease = await take(leases)
     assert lease.holder.startswith("me/")
     attempt = await others.acquire(["door"], kind="test", ttl_s=1)
@@ -42,7 +52,7 @@ async def test_only_one_gets_it_and_the_others_learn_for_how_long(leases, others
     assert 0 < attempt.left_s["door"] <= LONG_S
 
 
-async def test_fences_only_rise_after_release_after_expiry_and_after_a_prune(leases, others, database):
+async def test_fences_increase_after_release_expiry_and_prune(leases, others, database):
     fences = []
     for step in (
         lambda lease: leases.release([lease]),
@@ -58,7 +68,7 @@ async def test_fences_only_rise_after_release_after_expiry_and_after_a_prune(lea
     assert fences == sorted(set(fences))
 
 
-async def test_prune_forgets_only_what_nobody_has_held_for_long(leases):
+async def test_prune_deletes_only_leases_unheld_for_the_given_time(leases):
     kept, freed = await take(leases, "kept"), await take(leases, "freed")
     await leases.release([freed])
     assert await leases.prune(older_than_s=3600) == 0
@@ -66,7 +76,7 @@ async def test_prune_forgets_only_what_nobody_has_held_for_long(leases):
     assert await leases.renew([kept]) == {"kept"}
 
 
-async def test_many_are_taken_renewed_and_released_in_one_call_each(leases, others):
+async def test_leases_are_acquired_renewed_and_released_in_batches(leases, others):
     await take(others, "b")
     attempt = await leases.acquire(["c", "a", "b", "a"], kind="test", ttl_s=LONG_S)
     assert sorted(lease.name for lease in attempt.granted) == ["a", "c"]
@@ -77,14 +87,14 @@ async def test_many_are_taken_renewed_and_released_in_one_call_each(leases, othe
     assert await leases.renew(attempt.granted) == set()
 
 
-async def test_asking_again_in_the_same_name_after_a_lost_reply_finds_the_same_grant(leases):
+async def test_acquire_repeated_by_the_same_holder_returns_the_same_grant(leases):
     holder = leases.new_holder()
     first = await take(leases, holder=holder)
     assert await take(leases, holder=holder) == first
     assert await take(leases) is None
 
 
-async def test_a_lost_reply_to_acquire_costs_neither_the_lease_nor_a_fence(database_url, database, spawn):
+async def test_lost_acquire_reply_costs_neither_the_lease_nor_a_fence(database_url, database, spawn):
     env = {"URL": database_url, "LOST_REPLY_AT": "lease.acquire"}
     process = await spawn(HOLDER, "door", LONG_S, env=env)
     held = await process.line()
@@ -92,7 +102,7 @@ async def test_a_lost_reply_to_acquire_costs_neither_the_lease_nor_a_fence(datab
     assert held == "held 1"
 
 
-async def test_a_renewal_gives_the_full_time_again_but_never_to_a_lease_that_ran_out(leases, others, database):
+async def test_renewal_restores_the_full_ttl_but_never_revives_an_expired_lease(leases, others, database):
     lease = await take(leases, ttl_s=0.2)
     await database.run(sql("UPDATE rota.lease SET expires_at = clock_timestamp() + interval '0.1s'"))
     assert await leases.renew([lease]) == {"door"}
@@ -102,13 +112,13 @@ async def test_a_renewal_gives_the_full_time_again_but_never_to_a_lease_that_ran
     assert await take(others)
 
 
-async def test_a_guarded_write_passes_while_the_lease_is_held(leases, notes):
+async def test_guarded_write_under_a_held_lease_commits(leases, notes):
     lease = await take(leases)
     await write(leases, lease)
     assert await notes() == [lease.fence]
 
 
-async def test_a_guarded_write_is_refused_after_the_time_is_over_even_if_nobody_took_over(leases, database, notes):
+async def test_guarded_write_after_lease_expiry_is_refused_even_without_a_new_holder(leases, database, notes):
     lease, before = await take(leases), count(FENCE_REJECTIONS)
     await database.run(EXPIRE, "door")
     with pytest.raises(StaleFence, match="door"):
@@ -117,7 +127,7 @@ async def test_a_guarded_write_is_refused_after_the_time_is_over_even_if_nobody_
     assert count(FENCE_REJECTIONS) == before + 1
 
 
-async def test_a_guarded_write_is_refused_after_release_take_over_or_prune(leases, others, notes):
+async def test_guarded_write_after_release_takeover_or_prune_is_refused(leases, others, notes):
     lease = await take(leases)
     await leases.release([lease])
     with pytest.raises(StaleFence):
@@ -132,7 +142,7 @@ async def test_a_guarded_write_is_refused_after_release_take_over_or_prune(lease
     assert await notes() == [newer.fence]
 
 
-async def test_one_stale_lease_among_many_refuses_the_write(leases, database):
+async def test_guarded_write_with_one_stale_lease_among_several_is_refused(leases, database):
     good, stale = await take(leases, "good"), await take(leases, "stale")
     await database.run(EXPIRE, "stale")
 
@@ -145,9 +155,7 @@ async def test_one_stale_lease_among_many_refuses_the_write(leases, database):
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_a_guard_refuses_a_transaction_that_would_look_at_an_old_snapshot_of_the_lease(
-    leases, database, isolation
-):
+async def test_guard_refuses_a_transaction_with_a_fixed_snapshot(leases, database, isolation):
     lease = await take(leases)
 
     async def write_with_a_snapshot():
@@ -158,7 +166,7 @@ async def test_a_guard_refuses_a_transaction_that_would_look_at_an_old_snapshot_
         await write_with_a_snapshot()
 
 
-async def test_nobody_takes_over_while_a_guarded_transaction_is_open_but_its_holder_may_renew(leases, others, database):
+async def test_open_guarded_transaction_blocks_takeover_but_not_renewal(leases, others, database):
     lease = await take(leases)
     async with database.transaction() as tx:
         await leases.guard(tx, lease)
@@ -168,15 +176,13 @@ async def test_nobody_takes_over_while_a_guarded_transaction_is_open_but_its_hol
     assert await take(others)
 
 
-async def test_a_paused_holder_cannot_write_after_another_took_over_and_learns_that_it_lost(
-    database_url, leases, notes, spawn
-):
+async def test_paused_holder_cannot_write_after_takeover_and_learns_of_the_loss(database_url, leases, notes, spawn):
     process = await spawn(HOLDER, "door", 0.6, env={"URL": database_url})
     old = int((await process.line()).removeprefix("held "))
     await process.say("write")
     assert await process.line() == "wrote"
     process.pause()
-    mine = await taken_over(leases)
+    mine = await acquire_when_free(leases)
     await process.say("write")
     process.resume()
     assert {await process.line(), await process.line()} == {"stale_fence", "lost"}
@@ -184,23 +190,21 @@ async def test_a_paused_holder_cannot_write_after_another_took_over_and_learns_t
     assert await notes() == [old, mine.fence]
 
 
-async def test_a_holder_paused_inside_a_guarded_transaction_delays_the_next_by_its_ttl_and_its_write_is_undone(
+async def test_holder_paused_in_a_guarded_transaction_delays_takeover_by_the_ttl_and_rolls_back(
     database_url, leases, notes, spawn
 ):
     env = {"URL": database_url, "PAUSE_AT": "lease.after_guard"}
     process = await spawn(HOLDER, "door", 0.6, env=env)
     await process.line()
     await process.say("write")
-    mine = await taken_over(leases)
+    mine = await acquire_when_free(leases)
     process.resume()
     assert {await process.line(), await process.line()} == {"postgres_unavailable", "lost"}
     await write(leases, mine)
     assert await notes() == [mine.fence]
 
 
-async def test_a_lease_whose_holder_died_right_after_acquiring_is_free_when_its_time_is_over(
-    database_url, database, leases, spawn
-):
+async def test_lease_of_a_holder_that_crashed_after_acquire_is_free_after_expiry(database_url, database, leases, spawn):
     env = {"URL": database_url, "CRASH_AT": "lease.after_acquire"}
     process = await spawn(HOLDER, "door", LONG_S, env=env)
     assert await process.wait() == failpoints.CRASH_EXIT_STATUS
@@ -211,7 +215,7 @@ async def test_a_lease_whose_holder_died_right_after_acquiring_is_free_when_its_
         assert lease.fence == 2
 
 
-async def test_contenders_are_never_inside_together_and_everybody_gets_in(database):
+async def test_contending_holders_are_mutually_exclusive_and_all_get_the_lease(database):
     inside, fences = [], []
 
     async def contend(number):
@@ -230,8 +234,8 @@ async def test_contenders_are_never_inside_together_and_everybody_gets_in(databa
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_however_slow_holders_are_accepted_writes_follow_the_order_of_the_fences(database, seed):
-    chance = random.Random(seed)
+async def test_accepted_writes_follow_fence_order_however_slow_the_holders(database, seed):
+    rng = random.Random(seed)
     await database.run(MAKE_NOTES)
     outcomes = []
 
@@ -241,16 +245,16 @@ async def test_however_slow_holders_are_accepted_writes_follow_the_order_of_the_
         while tries < 12 or set(outcomes) != {"accepted", "refused"}:
             tries += 1
             if lease := await take(leases):
-                if chance.random() < 0.5:  # its time is over before it writes, and others may come first
+                if rng.random() < 0.5:  # it expires before the write, so another holder may write first
                     await database.run(EXPIRE, "door")
-                await turns(chance.randrange(40))
+                await yield_times(rng.randrange(40))
                 try:
                     await write(leases, lease)
                     outcomes.append("accepted")
                 except StaleFence:
                     outcomes.append("refused")
                 await database.run(EXPIRE, "door")
-            await turns(chance.randrange(10))
+            await yield_times(rng.randrange(10))
 
     await asyncio.gather(*(contend(number) for number in range(5)))
     written = [row["fence"] for row in await database.rows(NOTES)]
@@ -258,7 +262,7 @@ async def test_however_slow_holders_are_accepted_writes_follow_the_order_of_the_
     assert written == sorted(written)
 
 
-async def turns(count):
-    """Let others go first for a while."""
+async def yield_times(count):
+    """Yield to other tasks `count` times."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Work under a lease on a real server: how it waits, how the lease is kept, lost and given back."""
+"""Work under a lease on a real server: waiting, renewal, loss and release."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def others(database):
     return Leases(database, owner="others")
 
 
-async def test_a_release_wakes_who_waits(leases, others, monkeypatch):
+async def test_release_wakes_a_waiting_holder(leases, others, monkeypatch):
     monkeypatch.setattr(hold_module, "POLL_MAX_S", LONG_S)
     lease = await take(leases)
     acquire, refused = others.acquire, []
@@ -42,20 +42,20 @@ async def test_a_release_wakes_who_waits(leases, others, monkeypatch):
 
     monkeypatch.setattr(others, "acquire", counted)
     waiter = asyncio.create_task(wait_for_it())
-    # It asks once at once, and once more when it listens; from then on only the notification can wake it.
+    # It tries immediately and again after LISTEN; from then on only the notification can wake it.
     await until(lambda: len(refused) == 2)
     await leases.release([lease])
     async with asyncio.timeout(5):
         assert await waiter > lease.fence
 
 
-async def test_who_waits_takes_over_when_the_time_of_the_holder_is_over(leases, others):
+async def test_waiting_holder_takes_over_when_the_lease_expires(leases, others):
     lease = await take(leases, ttl_s=0.05)
     async with others.hold("door", kind="test", ttl_s=LONG_S, wait_s=LONG_S) as mine:
         assert mine.fence > lease.fence
 
 
-async def test_who_waits_in_vain_is_told_that_somebody_holds_it(leases, others):
+async def test_waiting_past_the_limit_raises_lease_held(leases, others):
     await take(leases)
     with pytest.raises(LeaseHeld, match="held by another process"):
         async with others.hold("door", kind="test", ttl_s=1, wait_s=0.02):
@@ -65,7 +65,7 @@ async def test_who_waits_in_vain_is_told_that_somebody_holds_it(leases, others):
             pytest.fail("entered")
 
 
-async def test_a_lease_is_released_at_the_end_also_when_the_work_failed(leases, others):
+async def test_lease_is_released_at_exit_even_when_the_work_fails(leases, others):
     with pytest.raises(LookupError):
         async with leases.hold("door", kind="test", ttl_s=LONG_S):
             raise LookupError
@@ -73,7 +73,7 @@ async def test_a_lease_is_released_at_the_end_also_when_the_work_failed(leases, 
         pass
 
 
-async def test_a_lease_kept_until_its_time_is_over_lets_nobody_repeat_the_work(leases, others):
+async def test_lease_kept_until_expiry_prevents_a_repetition_of_the_work(leases, others):
     async with leases.hold("tick", kind="test", ttl_s=0.2, release=False):
         pass
     with pytest.raises(LeaseHeld):
@@ -83,7 +83,7 @@ async def test_a_lease_kept_until_its_time_is_over_lets_nobody_repeat_the_work(l
         pass
 
 
-async def test_a_held_lease_outlives_its_time_to_live_by_renewals(leases, others, database):
+async def test_held_lease_is_renewed_beyond_its_ttl(leases, others, database):
     async with leases.hold("door", kind="test", ttl_s=0.6) as lease:
         first = await database.value(sql("SELECT expires_at FROM rota.lease"))
         later = sql("SELECT expires_at > $1::timestamptz + interval '0.1s' FROM rota.lease")
@@ -93,13 +93,13 @@ async def test_a_held_lease_outlives_its_time_to_live_by_renewals(leases, others
 
 
 async def lose(leases, database, body=forever, name="door", ttl_s=0.6):
-    """Work under a lease that is taken away as soon as the work has begun."""
+    """Run `body` under a lease that expires as soon as the work has begun."""
     async with leases.hold(name, kind="test", ttl_s=ttl_s):
         await database.run(EXPIRE, name)
         await body()
 
 
-async def test_losing_a_lease_cancels_the_work_and_is_counted(leases, database):
+async def test_lease_loss_cancels_the_work_and_is_counted(leases, database):
     before = count(LEASES_LOST)
     with pytest.raises(LeaseLost, match="refused to renew"):
         await lose(leases, database)
@@ -108,7 +108,7 @@ async def test_losing_a_lease_cancels_the_work_and_is_counted(leases, database):
     await asyncio.sleep(0)
 
 
-async def test_three_renewals_that_fail_in_a_row_cancel_the_work_before_the_lease_runs_out(leases, monkeypatch):
+async def test_three_consecutive_failed_renewals_cancel_the_work_before_expiry(leases, monkeypatch):
     tried = []
 
     async def unreachable(_):
@@ -122,7 +122,7 @@ async def test_three_renewals_that_fail_in_a_row_cancel_the_work_before_the_leas
     assert len(tried) == 3
 
 
-async def test_two_renewals_may_fail_when_the_third_succeeds(leases, monkeypatch):
+async def test_two_failed_renewals_are_tolerated_when_the_third_succeeds(leases, monkeypatch):
     renew, tried = leases.renew, []
     succeeded = asyncio.Event()
 
@@ -139,7 +139,7 @@ async def test_two_renewals_may_fail_when_the_third_succeeds(leases, monkeypatch
         await succeeded.wait()
 
 
-async def test_a_server_that_does_not_answer_renewals_costs_the_lease_in_time(leases, monkeypatch):
+async def test_unanswered_renewals_lose_the_lease_before_expiry(leases, monkeypatch):
     monkeypatch.setattr(leases, "renew", lambda _: forever())
     lease = leases.hold("door", kind="test", ttl_s=0.3)
     with pytest.raises(LeaseLost, match="3 renewals failed"):
@@ -148,24 +148,24 @@ async def test_a_server_that_does_not_answer_renewals_costs_the_lease_in_time(le
     assert leases.clock.monotonic() < lease._valid_until
 
 
-async def test_a_process_that_was_blocked_past_its_time_does_not_even_ask(leases, monkeypatch):
+async def test_process_blocked_past_expiry_does_not_try_to_renew(leases, monkeypatch):
     async def never(_):
         pytest.fail("renewed")
 
     monkeypatch.setattr(leases, "renew", never)
     now = leases.clock.monotonic
 
-    async def jump_in_time():
+    async def advance_clock():
         monkeypatch.setattr(leases.clock, "monotonic", lambda: now() + 1)
         await forever()
 
     async with asyncio.timeout(5):
         with pytest.raises(LeaseLost, match="expired"):
             async with leases.hold("door", kind="test", ttl_s=0.3):
-                await jump_in_time()
+                await advance_clock()
 
 
-async def test_work_that_ends_in_the_moment_of_the_loss_is_not_reported_as_done(leases, database):
+async def test_work_ending_at_the_moment_of_lease_loss_is_not_reported_as_done(leases, database):
     hold = leases.hold("door", kind="test", ttl_s=LONG_S)
 
     async def end_when_lost():
@@ -178,7 +178,7 @@ async def test_work_that_ends_in_the_moment_of_the_loss_is_not_reported_as_done(
     await asyncio.sleep(0)
 
 
-async def test_the_works_own_error_is_not_hidden_by_a_loss(leases, database):
+async def test_error_of_the_work_is_not_hidden_by_lease_loss(leases, database):
     async def fail_when_cancelled():
         try:
             await forever()
@@ -190,7 +190,7 @@ async def test_the_works_own_error_is_not_hidden_by_a_loss(leases, database):
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_a_cancellation_by_somebody_else_stays_one_and_frees_the_lease(leases, others):
+async def test_outside_cancellation_stays_a_cancellation_and_releases_the_lease(leases, others):
     entered = asyncio.Event()
 
     async def work():
@@ -206,13 +206,13 @@ async def test_a_cancellation_by_somebody_else_stays_one_and_frees_the_lease(lea
     assert await take(others)
 
 
-async def test_a_timeout_around_a_lease_stays_a_timeout(leases):
+async def test_timeout_around_a_lease_stays_a_timeout(leases):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05), leases.hold("door", kind="test", ttl_s=LONG_S):
             await forever()
 
 
-async def test_a_cancellation_together_with_a_loss_is_a_cancellation(leases):
+async def test_cancellation_together_with_lease_loss_is_a_cancellation(leases):
     hold = leases.hold("door", kind="test", ttl_s=LONG_S)
 
     async def work():
@@ -227,7 +227,7 @@ async def test_a_cancellation_together_with_a_loss_is_a_cancellation(leases):
     assert task.cancelled()
 
 
-async def test_a_renewal_that_breaks_is_a_loss_and_leaves_no_cancellation_behind(leases, monkeypatch):
+async def test_renewal_error_loses_the_lease_and_leaves_no_pending_cancellation(leases, monkeypatch):
     refused = LoginRefused("the password was changed")
 
     async def renew(_):
@@ -241,62 +241,60 @@ async def test_a_renewal_that_breaks_is_a_loss_and_leaves_no_cancellation_behind
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_a_timeout_that_fires_while_a_lost_lease_is_left_stays_a_timeout(leases):
+async def test_timeout_during_exit_from_a_lost_lease_stays_a_timeout(leases):
     hold = leases.hold("door", kind="test", ttl_s=LONG_S)
 
     async def work():
-        async with asyncio.timeout(LONG_S) as patience, hold:
+        async with asyncio.timeout(LONG_S) as deadline, hold:
             hold._abort_as_lost("it expired")
-            patience.reschedule(0)
+            deadline.reschedule(0)
 
     task = asyncio.create_task(work())
     await asyncio.wait([task])
-    assert not task.cancelled(), "nobody cancelled it"
+    assert not task.cancelled(), "no caller cancelled it"
     assert isinstance(task.exception(), TimeoutError)
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_losses_and_timeouts_at_any_moment_are_told_as_such_and_leave_no_cancellation_behind(leases, seed):
-    chance = random.Random(seed)
-    wrong = []
+async def test_random_losses_and_timeouts_are_reported_as_such_and_leave_no_cancellation(leases, seed):
+    rng = random.Random(seed)
+    unexpected = []
 
-    async def turns(most):
-        for _ in range(chance.randint(0, most)):
+    async def yield_randomly(most):
+        for _ in range(rng.randint(0, most)):
             await asyncio.sleep(0)
 
     async def lose(hold):
-        await turns(40)
+        await yield_randomly(40)
         if hasattr(hold, "_renewal") and hold._lost is None and not hold._renewal.cancelling():
             hold._abort_as_lost("chance")
 
     async def work(outer, inner):
-        async with asyncio.timeout(chance.random() * 0.02), outer:
-            await turns(6)
+        async with asyncio.timeout(rng.random() * 0.02), outer:
+            await yield_randomly(6)
             async with inner:
-                await turns(6)
+                await yield_randomly(6)
 
     async def one(number):
         holds = [leases.hold(f"{part}{number}", kind="test", ttl_s=LONG_S) for part in ("outer", "inner")]
-        losing = [asyncio.create_task(lose(hold)) for hold in holds if chance.random() < 0.6]
+        losing = [asyncio.create_task(lose(hold)) for hold in holds if rng.random() < 0.6]
         task = asyncio.create_task(work(*holds))
         await asyncio.wait([task, *losing])
         if task.cancelled() or task.cancelling() or not isinstance(task.exception(), LeaseLost | TimeoutError | None):
-            wrong.append((number, task))
+            unexpected.append((number, task))
 
     for start in range(0, 160, 20):
         await asyncio.gather(*(one(start + n) for n in range(20)))
-    assert not wrong
+    assert not unexpected
 
 
 @pytest.mark.parametrize("release", [True, False])
-async def test_a_holder_blocked_past_its_time_learns_of_the_loss_although_its_work_ended_at_once(
-    leases, database_url, release
-):
+async def test_holder_blocked_past_expiry_learns_of_the_loss_even_if_its_work_ended(leases, database_url, release):
     take_over = "SELECT fence FROM rota.lease_acquire('{door}', 'other', interval '60 s', false)"
 
     async def work():
         async with leases.hold("door", kind="test", ttl_s=0.1, release=release) as mine:
-            time.sleep(0.15)  # noqa: ASYNC251 - this is what is tested: the process does not get to run
+            time.sleep(0.15)  # noqa: ASYNC251 - the test blocks the event loop on purpose
             with psycopg.connect(database_url, autocommit=True) as other:
                 assert other.execute(take_over).fetchone()[0] > mine.fence
 
@@ -304,7 +302,7 @@ async def test_a_holder_blocked_past_its_time_learns_of_the_loss_although_its_wo
         await work()
 
 
-async def test_a_holder_whose_lease_is_gone_when_it_gives_it_back_is_told(leases, others, database):
+async def test_holder_whose_lease_is_gone_at_release_gets_lease_lost(leases, others, database):
     before = count(LEASES_LOST)
 
     async def work():
@@ -317,22 +315,22 @@ async def test_a_holder_whose_lease_is_gone_when_it_gives_it_back_is_told(leases
     assert count(LEASES_LOST) == before + 1
 
 
-async def cancelled_while(work):
+async def assert_cancelled(work):
     task = asyncio.create_task(work())
     await asyncio.wait([task])
     assert task.cancelled()
 
 
-async def test_a_cancellation_in_the_moment_the_work_ends_frees_the_lease(leases, others):
+async def test_cancellation_at_the_end_of_the_work_releases_the_lease(leases, others):
     async def work():
         async with leases.hold("door", kind="test", ttl_s=LONG_S):
             asyncio.current_task().cancel()
 
-    await cancelled_while(work)
+    await assert_cancelled(work)
     assert await take(others)
 
 
-async def test_a_cancellation_while_the_lease_is_given_back_frees_it_all_the_same(leases, others, monkeypatch):
+async def test_cancellation_during_release_still_releases_the_lease(leases, others, monkeypatch):
     release = leases.release
 
     async def work():
@@ -351,7 +349,7 @@ async def test_a_cancellation_while_the_lease_is_given_back_frees_it_all_the_sam
     assert await take(others)
 
 
-async def test_renewals_do_not_queue_behind_the_work_that_keeps_the_pool_busy(database_url):
+async def test_renewals_do_not_wait_for_a_busy_connection_pool(database_url):
     database = await Database.open(PostgresTarget(url=database_url, pool_max=1))
     leases = Leases(database)
     try:
@@ -364,14 +362,14 @@ async def test_renewals_do_not_queue_behind_the_work_that_keeps_the_pool_busy(da
         await database.close()
 
 
-async def test_of_nested_leases_only_the_lost_one_ends(leases, database):
+async def test_loss_of_the_inner_nested_lease_does_not_end_the_outer(leases, database):
     async with leases.hold("outer", kind="test", ttl_s=LONG_S):
         with pytest.raises(LeaseLost, match="inner"):
             await lose(leases, database, name="inner")
         await asyncio.sleep(0)
 
 
-async def test_losing_the_outer_of_nested_leases_ends_both_and_frees_the_inner(leases, others, database):
+async def test_loss_of_the_outer_nested_lease_ends_both_and_releases_the_inner(leases, others, database):
     async def inner():
         async with leases.hold("inner", kind="test", ttl_s=LONG_S):
             await forever()

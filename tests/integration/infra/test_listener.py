@@ -1,4 +1,4 @@
-"""The one HTTP listener: health, readiness, metrics, and the app below it."""
+"""The HTTP listener: health, readiness, metrics, and the mounted app."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from rota.infra.service.listener import HttpListener, TlsFiles
 from rota.model.backoff import Backoff
 from rota.model.errors import PortTaken, PostgresUnavailable, SetupFailed
 
-OWN = socket.gethostname()
+HOSTNAME = socket.gethostname()
 
 
-async def ask(port, path, method="GET", host="127.0.0.1"):
-    """(status, headers, body) of one request over a connection of its own."""
+async def send_request(port, path, method="GET", host="127.0.0.1"):
+    """Send one request on a new connection; returns (status, headers, body)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
     async with asyncio.timeout(10):
@@ -35,23 +35,23 @@ async def steady(life):
 
 
 class Mounted:
-    """An app that lets everybody look at metrics, or nobody."""
+    """An app that authorizes every request for metrics, or none."""
 
-    def __init__(self, app, *, lets=True, refuses=None):
-        self.app, self.lets, self.refuses = app, lets, refuses
+    def __init__(self, app, *, authorizes=True, check_error=None):
+        self.app, self.authorizes, self.check_error = app, authorizes, check_error
 
     async def __call__(self, scope, receive, send):
         await self.app(scope, receive, send)
 
     async def check(self):
-        if self.refuses:
-            raise self.refuses
+        if self.check_error:
+            raise self.check_error
 
     async def authorize_metrics(self, _scope, send):
-        if not self.lets:
+        if not self.authorizes:
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b""})
-        return self.lets
+        return self.authorizes
 
 
 @asynccontextmanager
@@ -65,25 +65,25 @@ async def listening(*services, app=None, **options):
         yield listener
 
 
-def test_the_body_of_an_answer_does_not_wait_until_its_head_was_acknowledged():
+def test_accepted_connection_disables_nagle_delay():
     with HttpListener(Supervisor())._bind() as bound, socket.create_connection(bound.getsockname()):
         connected, _ = bound.accept()
         with connected:
             assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_a_free_port_is_taken_and_reported():
+async def test_listener_binds_a_free_port_and_reports_it():
     async with listening() as listener:
         assert listener.host == "127.0.0.1"
-        status, headers, body = await ask(listener.port, "/health")
+        status, headers, body = await send_request(listener.port, "/health")
     assert (status, json.loads(body)) == (200, {"status": "healthy"})
     assert headers["content-type"] == "application/json"
 
 
-async def test_readiness_follows_the_services():
+async def test_readiness_follows_the_state_of_services():
     gate, crash = asyncio.Event(), asyncio.Event()
 
-    async def moody(life):
+    async def flaky(life):
         await gate.wait()
         life.ready()
         await crash.wait()
@@ -91,7 +91,7 @@ async def test_readiness_follows_the_services():
         gate.clear()
         raise PostgresUnavailable("gone")
 
-    service = Service("relay", moody, restarts=RestartPolicy(pauses=Backoff(0.001, 10.0)))
+    service = Service("relay", flaky, restarts=RestartPolicy(pauses=Backoff(0.001, 10.0)))
     supervisor = Supervisor()
     listener = HttpListener(supervisor)
     supervisor.add(listener.service, service)
@@ -107,7 +107,7 @@ async def test_readiness_follows_the_services():
         status, parts = await readiness(listener)
         assert status == 503
         assert parts["relay"] in ("restarting", "starting")
-        assert (await ask(listener.port, "/health"))[0] == 200
+        assert (await send_request(listener.port, "/health"))[0] == 200
         supervisor.request_stop()
     assert running.done()
 
@@ -118,7 +118,7 @@ async def run(supervisor):
 
 
 async def readiness(listener):
-    status, _, body = await ask(listener.port, "/ready")
+    status, _, body = await send_request(listener.port, "/ready")
     return status, json.loads(body).get("parts")
 
 
@@ -137,14 +137,14 @@ async def test_health_names_a_service_that_failed_while_the_process_drains():
     failing = Service("broken", broken, restarts=RestartPolicy(limit=0))
     async with listening(Service("slow", slow_to_end), failing) as listener:
         await failing.wait_for(ServiceState.FAILED)
-        status, _, body = await ask(listener.port, "/health")
+        status, _, body = await send_request(listener.port, "/health")
         assert (status, json.loads(body)) == (503, {"status": "failed", "parts": {"broken": "ValueError"}})
         _, parts = await readiness(listener)
         assert parts == {"process": "stopping", "broken": "failed"}
         draining.set()
 
 
-async def test_a_failing_check_is_named_by_its_code_and_a_hanging_one_times_out():
+async def test_failing_readiness_check_reports_its_code_and_a_hanging_one_times_out():
     async def passes():
         return "fine"
 
@@ -162,7 +162,7 @@ async def test_a_failing_check_is_named_by_its_code_and_a_hanging_one_times_out(
     assert parts == {"postgres": "postgres_unavailable", "nats": "timeout"}
 
 
-async def test_many_who_ask_at_once_share_one_round_of_concurrent_checks():
+async def test_concurrent_readiness_requests_share_one_round_of_checks():
     calls, together = [], asyncio.Barrier(2)
 
     async def check():
@@ -177,64 +177,64 @@ async def test_many_who_ask_at_once_share_one_round_of_concurrent_checks():
     assert len(calls) == 2
 
 
-async def test_metrics_are_served_in_prometheus_text():
+async def test_metrics_are_served_in_prometheus_text_format():
     async with listening(Service("one", steady)) as listener:
-        status, headers, body = await ask(listener.port, "/metrics")
+        status, headers, body = await send_request(listener.port, "/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"\nrota_active_tasks " in body
 
 
-async def test_an_unknown_path_is_404_and_another_method_405():
+async def test_unknown_path_returns_404_and_other_method_405():
     async with listening() as listener:
-        assert (await ask(listener.port, "/secret"))[0] == 404
-        status, headers, _ = await ask(listener.port, "/metrics", "POST")
+        assert (await send_request(listener.port, "/secret"))[0] == 404
+        status, headers, _ = await send_request(listener.port, "/metrics", "POST")
     assert (status, headers["allow"]) == (405, "get, head")
 
 
-async def test_head_gives_the_headers_alone():
+async def test_head_request_returns_headers_only():
     async with listening() as listener:
-        status, headers, body = await ask(listener.port, "/health", "HEAD")
+        status, headers, body = await send_request(listener.port, "/health", "HEAD")
     assert (status, body) == (200, b"")
     assert headers["content-length"] == "20"
 
 
-async def test_every_other_path_belongs_to_the_mounted_app():
+async def test_other_paths_are_routed_to_the_mounted_app():
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
     async with listening(app=app) as listener:
-        status, _, body = await ask(listener.port, "/api/v1/jobs", "POST")
+        status, _, body = await send_request(listener.port, "/api/v1/jobs", "POST")
         assert status == 201
         assert b"/api/v1/jobs" in body
-        assert (await ask(listener.port, "/health"))[2] == b'{"status":"healthy"}'
+        assert (await send_request(listener.port, "/health"))[2] == b'{"status":"healthy"}'
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "192.0.2.1", "[::1", "localhost.evil.example", ""])
-async def test_a_page_whose_name_was_made_to_point_here_reads_nothing(host):
-    app = Hanging()
+async def test_request_with_a_foreign_host_header_is_refused(host):
+    app = HangingApp()
     async with listening(app=app) as listener:
         for path in ("/metrics", "/api/v1/jobs"):
-            status, _, body = await ask(listener.port, path, host=host)
+            status, _, body = await send_request(listener.port, path, host=host)
             assert (status, json.loads(body)) == (421, {"error": "misdirected"})
-    assert not app.asked.is_set()
+    assert not app.requested.is_set()
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:{port}", "LOCALHOST", "127.0.0.1:{port}", "127.1.2.3", "[::1]:{port}", OWN]
+    "host", ["localhost:{port}", "LOCALHOST", "127.0.0.1:{port}", "127.1.2.3", "[::1]:{port}", HOSTNAME]
 )
-async def test_this_machine_is_known_by_its_names(host):
+async def test_request_with_a_local_host_name_is_accepted(host):
     async with listening() as listener:
-        assert (await ask(listener.port, "/health", host=host.format(port=listener.port)))[0] == 200
+        assert (await send_request(listener.port, "/health", host=host.format(port=listener.port)))[0] == 200
 
 
-async def test_beyond_loopback_any_name_may_be_ours():
+async def test_listener_beyond_loopback_accepts_any_host_header():
     async with listening(host="0.0.0.0") as listener:
-        assert (await ask(listener.port, "/health", host="rota.example"))[0] == 200
+        assert (await send_request(listener.port, "/health", host="rota.example"))[0] == 200
 
 
-async def test_a_caller_without_a_host_is_no_browser_and_is_answered():
+async def test_request_without_a_host_header_is_accepted():
     async with listening() as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(b"GET /health HTTP/1.0\r\n\r\n")
@@ -242,33 +242,37 @@ async def test_a_caller_without_a_host_is_no_browser_and_is_answered():
         writer.close()
 
 
-ASKED = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+REQUEST_HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"", ASKED, ASKED + b"\r\n" + ASKED], ids=["nothing", "half", "whole and half"])
-async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, sent):
+@pytest.mark.parametrize(
+    "sent",
+    [b"", REQUEST_HEAD, REQUEST_HEAD + b"\r\n" + REQUEST_HEAD],
+    ids=["nothing", "partial", "complete and partial"],
+)
+async def test_incomplete_request_is_dropped_after_the_head_timeout(monkeypatch, sent):
     monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.05)
     async with asyncio.timeout(4), listening() as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(sent)
         trickling = asyncio.create_task(trickle(writer))
         answers = b""
-        with suppress(ConnectionResetError):  # by what trickles in after the end
-            while piece := await reader.read(4096):
-                answers += piece
+        with suppress(ConnectionResetError):  # by bytes that arrive after the close
+            while chunk := await reader.read(4096):
+                answers += chunk
         trickling.cancel()
         writer.close()
     assert answers.count(b"200 OK") == sent.count(b"\r\n\r\n")
 
 
 async def trickle(writer):
-    """A header that never ends."""
+    """Send a header that never ends."""
     while True:
         await asyncio.sleep(0.01)
         writer.write(b"x")
 
 
-async def test_an_answer_may_take_longer_than_a_request_may(monkeypatch):
+async def test_response_may_take_longer_than_the_head_timeout(monkeypatch):
     monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.01)
 
     async def slow(scope, receive, send):
@@ -277,36 +281,36 @@ async def test_an_answer_may_take_longer_than_a_request_may(monkeypatch):
         await send({"type": "http.response.body", "body": b""})
 
     async with listening(app=slow) as listener:
-        assert (await ask(listener.port, "/api"))[0] == 201
+        assert (await send_request(listener.port, "/api"))[0] == 201
 
 
-class Hanging:
-    """An app that never answers and notes when it is made to end."""
+class HangingApp:
+    """An app that never answers and records when its request is cancelled."""
 
     def __init__(self):
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.ended = []
 
     async def __call__(self, scope, receive, send):
-        self.asked.set()
+        self.requested.set()
         try:
             await asyncio.Event().wait()
         finally:
             self.ended.append(scope["path"])
 
 
-async def test_a_request_that_does_not_end_is_cut_after_its_time_and_leaves_no_task():
-    app = Hanging()
+async def test_request_still_running_after_the_close_timeout_is_cancelled_without_leaking_a_task():
+    app = HangingApp()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         async with listening(app=app, close_s=0) as listener:
-            client = tasks.create_task(swallow(ask(listener.port, "/stream")))
-            await app.asked.wait()
+            client = tasks.create_task(ignore_disconnect(send_request(listener.port, "/stream")))
+            await app.requested.wait()
         await client
     assert app.ended == ["/stream"]
 
 
-async def test_a_second_signal_does_not_wait_for_open_requests():
-    app = Hanging()
+async def test_second_signal_does_not_wait_for_open_requests():
+    app = HangingApp()
     supervisor = Supervisor(drain_budget_s=60)
     listener = HttpListener(supervisor, close_s=60)
     listener.mount(Mounted(app))
@@ -314,8 +318,8 @@ async def test_a_second_signal_does_not_wait_for_open_requests():
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run(supervisor))
         await listener.service.wait_for(ServiceState.READY)
-        tasks.create_task(swallow(ask(listener.port, "/stream")))
-        await app.asked.wait()
+        tasks.create_task(ignore_disconnect(send_request(listener.port, "/stream")))
+        await app.requested.wait()
         supervisor.request_stop()
         await listener.service.wait_for(ServiceState.DRAINING)
         supervisor.force_stop(143)
@@ -324,13 +328,13 @@ async def test_a_second_signal_does_not_wait_for_open_requests():
     assert supervisor.exit_status == 143
 
 
-async def swallow(request):
-    """What a client sees of a cut connection is an error page, a reset or nothing at all."""
+async def ignore_disconnect(request):
+    """Await `request`; a client of an aborted connection gets an error page, a reset or nothing."""
     with suppress(OSError, IndexError):
         await request
 
 
-async def test_a_taken_port_is_one_sentence_and_nothing_runs():
+async def test_taken_port_raises_port_taken_and_nothing_runs():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTaken, match=f"Port {port} on 127.0.0.1 is taken: stop the process that uses it"):
@@ -338,13 +342,13 @@ async def test_a_taken_port_is_one_sentence_and_nothing_runs():
                 pytest.fail("it must not run")
 
 
-async def test_an_address_of_another_machine_is_refused_with_a_sentence():
+async def test_address_of_another_machine_raises_setup_failed():
     with pytest.raises(SetupFailed, match=r"Cannot listen on 192\.0\.2\.1"):
         async with listening(host="192.0.2.1"):
             pytest.fail("it must not run")
 
 
-async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
+async def test_restarted_listener_binds_the_same_port(monkeypatch):
     crash = asyncio.Event()
 
     async def crashes_once(server):
@@ -358,24 +362,28 @@ async def test_a_restarted_listener_comes_back_on_its_port(monkeypatch):
         crash.set()
         await listener.service.wait_for(ServiceState.RESTARTING)
         await listener.service.wait_for(ServiceState.READY)
-        assert (await ask(port, "/health"))[0] == 200
+        assert (await send_request(port, "/health"))[0] == 200
 
 
-async def test_metrics_are_for_those_whom_the_mounted_app_knows():
+async def test_metrics_require_authorization_by_the_mounted_app():
     async with listening(app=None) as listener:
-        assert (await ask(listener.port, "/metrics"))[0] == 200
+        assert (await send_request(listener.port, "/metrics"))[0] == 200
     supervisor = Supervisor()
     listener = HttpListener(supervisor)
-    listener.mount(Mounted(None, lets=False))
+    listener.mount(Mounted(None, authorizes=False))
     supervisor.add(listener.service)
     async with supervisor.running():
-        assert [(await ask(listener.port, path))[0] for path in ("/metrics", "/health", "/ready")] == [401, 200, 200]
+        assert [(await send_request(listener.port, path))[0] for path in ("/metrics", "/health", "/ready")] == [
+            401,
+            200,
+            200,
+        ]
 
 
-async def test_nothing_is_listened_for_when_the_app_says_no():
+async def test_listener_does_not_bind_when_the_mounted_app_check_fails():
     supervisor = Supervisor()
     listener = HttpListener(supervisor)
-    listener.mount(Mounted(None, refuses=SetupFailed("There is no key.")))
+    listener.mount(Mounted(None, check_error=SetupFailed("There is no key.")))
     supervisor.add(listener.service)
     with pytest.raises(SetupFailed) as raised:
         async with supervisor.running():
@@ -384,7 +392,7 @@ async def test_nothing_is_listened_for_when_the_app_says_no():
     assert listener.port == 0
 
 
-async def test_https_is_served_with_a_certificate_and_a_bad_one_is_told(certificate):
+async def test_https_is_served_with_a_certificate_and_an_invalid_one_is_refused(certificate):
     cert, key = certificate
     async with listening(tls=TlsFiles(str(cert), str(key))) as listener:
         assert listener.url.startswith("https://")
@@ -400,7 +408,7 @@ async def test_https_is_served_with_a_certificate_and_a_bad_one_is_told(certific
     assert "listen.tls_cert" in str(raised.value)
 
 
-async def test_an_answer_that_nobody_takes_is_cut_off(monkeypatch):
+async def test_response_to_a_client_that_stops_reading_is_aborted(monkeypatch):
     monkeypatch.setattr(serving, "STALL_TIMEOUT_S", 0.05)
     ended = asyncio.Event()
 

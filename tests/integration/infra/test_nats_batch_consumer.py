@@ -1,4 +1,4 @@
-"""Working off a consumer on a real NATS: what is acknowledged, what comes again, what goes to the dead letters."""
+"""A batch consumer on a real NATS: what is acknowledged, redelivered or sent to the dead letters."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
 from rota.model.settings.servers import NatsSettings
 from tests.integration.infra.nats_support import (
-    IMPATIENT,
     JOBS,
     READER,
+    SHORT_ACK_WAIT,
     WAIT_S,
-    Work,
+    RunningConsumer,
     acknowledged,
     buses,
     consumer_info,
@@ -34,14 +34,14 @@ async def bus(nats_url, bus_prefix):
         yield bus
 
 
-async def test_a_handled_batch_is_acknowledged(bus):
+async def test_handled_batch_is_acknowledged(bus):
     await bus.publish_many([message(n) for n in range(5)])
-    async with Work(bus, READER, ack_sync=True) as work:
+    async with RunningConsumer(bus, READER, ack_sync=True) as work:
         await until(lambda: len(work.handled()) == 5)
     assert await acknowledged(bus) == 5
 
 
-async def test_an_unhandled_error_is_never_acknowledged(bus, monkeypatch):
+async def test_batch_with_unhandled_error_is_not_acknowledged(bus, monkeypatch):
     monkeypatch.setattr(
         batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
     )
@@ -54,29 +54,29 @@ async def test_an_unhandled_error_is_never_acknowledged(bus, monkeypatch):
         if tries == 1:
             raise RuntimeError("boom")
 
-    async with Work(bus, READER, fails_once, ack_sync=True) as work:
+    async with RunningConsumer(bus, READER, fails_once, ack_sync=True) as work:
         await until(lambda: tries == 2)
     assert await acknowledged(bus) == 1
     assert not work.dead.is_set()
 
 
-async def test_a_poison_message_blocks_nobody_and_its_dead_letter_is_written_before_it_ends(bus):
+async def test_poison_message_blocks_no_other_and_its_dead_letter_precedes_termination(bus):
     await bus.publish_many([message(n) for n in range(5)])
-    answered_before = []
+    settled_before = []
 
     async def handler(batch):
         if any(delivery.data == b"2" for delivery in batch):
             raise InvalidInput("Message 2 is not JSON: send JSON.")
 
     async def dead_letter(delivery):
-        answered_before.append(delivery.settled)
+        settled_before.append(delivery.settled)
 
-    async with Work(bus, READER, handler, dead_letter) as work:
+    async with RunningConsumer(bus, READER, handler, dead_letter) as work:
         await until(work.dead.is_set)
-        await until(lambda: acknowledged_all(bus, 5), what="every message being done with")
+        await until(lambda: acknowledged_all(bus, 5), what="every message to be settled")
     letters = [event for event in work.events if event[0] == "dead letter"]
     assert letters == [("dead letter", b"2", "Message 2 is not JSON: send JSON.")]
-    assert answered_before == [False]
+    assert settled_before == [False]
     assert (await consumer_info(bus))["num_ack_pending"] == 0
 
 
@@ -84,11 +84,11 @@ async def acknowledged_all(bus, count):
     return await acknowledged(bus) == count
 
 
-async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus):
+async def test_message_whose_dead_letter_write_fails_is_redelivered(bus):
     await bus.publish(message())
     tries = 0
 
-    async def rejects(batch):
+    async def terminates(batch):
         return [Terminate("no such job")] * len(batch)
 
     async def dead_letter(_delivery):
@@ -97,17 +97,17 @@ async def test_a_message_whose_dead_letter_cannot_be_written_comes_again(bus):
         if tries == 1:
             raise RuntimeError("boom")
 
-    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
+    async with RunningConsumer(bus, READER, terminates, dead_letter, dead_letter_retry_s=0.02) as work:
         await until(work.dead.is_set)
         await until(lambda: acknowledged_all(bus, 1))
     assert [event[0] for event in work.events] == ["handled", "dead letter", "handled", "dead letter"]
 
 
-def test_a_dead_letter_is_tried_again_after_five_seconds():
+def test_dead_letter_retry_delay_is_five_seconds():
     assert batch_consumer.DEAD_LETTER_RETRY_S == NatsSettings().nak_delay == 5.0
 
 
-async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
+async def test_last_failed_delivery_goes_to_the_dead_letters(bus, monkeypatch):
     monkeypatch.setattr(
         batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
     )
@@ -118,47 +118,49 @@ async def test_the_last_failure_goes_to_the_dead_letters(bus, monkeypatch):
     async def always_fails(_batch):
         raise RuntimeError("password=hunter2")
 
-    async with Work(bus, spec, always_fails) as work:
+    async with RunningConsumer(bus, spec, always_fails) as work:
         await until(work.dead.is_set)
     assert len(work.handled()) == 3
     assert work.events[-1] == ("dead letter", b"0", "failed 3 times, last with RuntimeError: password=***")
 
 
-async def test_a_message_that_used_up_its_deliveries_is_not_handled_again(bus):
+async def test_message_with_exhausted_deliveries_is_not_handled_again(bus):
     spec = msgspec.structs.replace(READER, max_deliver=1)
     await bus.ensure([spec])
     await bus.publish(message())
     async with bus.consumer(spec) as reader:
         (crashed,) = await reader.fetch(most=1, wait_s=WAIT_S)
         await crashed.nak()
-    async with Work(bus, spec) as work:
+    async with RunningConsumer(bus, spec) as work:
         await until(work.dead.is_set)
     assert work.handled() == []
 
 
-async def test_a_verdict_may_ask_for_its_own_delay(bus):
+async def test_nak_uses_the_delay_requested_by_the_handler(bus):
     await bus.publish(message())
-    verdicts = iter([[Nak(0.05)], None])
+    results = iter([[Nak(0.05)], None])
 
     async def handler(_batch):
-        return next(verdicts)
+        return next(results)
 
-    async with Work(bus, READER, handler, ack_sync=True) as work:
+    async with RunningConsumer(bus, READER, handler, ack_sync=True) as work:
         await until(lambda: len(work.handled()) == 2)
     assert await acknowledged(bus) == 1
 
 
-AWAY = PostgresUnavailable("PostgreSQL is away: wait.")
+UNAVAILABLE = PostgresUnavailable("PostgreSQL is away: wait.")
 
 
 @pytest.fixture
-def quick_pauses(monkeypatch):
+def quick_backoff(monkeypatch):
     for name in ("OUTAGE_BACKOFF", "REDELIVERY_BACKOFF"):
         monkeypatch.setattr(batch_consumer, name, Backoff(first_s=0.002, longest_s=0.002))
 
 
-@pytest.mark.parametrize("outage", [AWAY, ExceptionGroup("two tasks", [AWAY, AWAY])], ids=["plain", "grouped"])
-async def test_an_outage_behind_the_handler_uses_up_no_deliveries_however_long_it_is(bus, quick_pauses, outage):
+@pytest.mark.parametrize(
+    "outage", [UNAVAILABLE, ExceptionGroup("two tasks", [UNAVAILABLE, UNAVAILABLE])], ids=["plain", "grouped"]
+)
+async def test_outage_behind_the_handler_consumes_no_deliveries(bus, quick_backoff, outage):
     await bus.publish_many([message(n) for n in range(3)])
     seen = []
 
@@ -167,59 +169,59 @@ async def test_an_outage_behind_the_handler_uses_up_no_deliveries_however_long_i
         if len(seen) < 30:
             raise outage
 
-    async with Work(bus, READER, handler):
+    async with RunningConsumer(bus, READER, handler):
         await until(lambda: acknowledged_all(bus, 3))
     assert {deliveries for batch in seen for deliveries in batch} == {1}
 
 
-async def test_an_outage_behind_the_dead_letters_uses_up_no_deliveries_and_holds_up_no_answer(bus, quick_pauses):
+async def test_outage_of_the_dead_letter_store_consumes_no_deliveries_and_delays_no_ack(bus, quick_backoff):
     await bus.publish_many([message(n) for n in range(2)])
-    tries, back = [], asyncio.Event()
+    tries, recovered = [], asyncio.Event()
 
-    async def rejects_the_first(batch):
+    async def terminates_the_first(batch):
         return [Terminate("no such job") if delivery.data == b"0" else None for delivery in batch]
 
     async def dead_letter(delivery):
         tries.append(delivery.deliveries)
-        if not back.is_set():
-            raise AWAY
+        if not recovered.is_set():
+            raise UNAVAILABLE
 
-    async with Work(bus, READER, rejects_the_first, dead_letter, ack_sync=True) as work:
+    async with RunningConsumer(bus, READER, terminates_the_first, dead_letter, ack_sync=True) as work:
         await until(lambda: len(tries) > 30)
-        await until(lambda: only_one_left(bus, acknowledged=0))
-        back.set()
+        await until(lambda: one_unanswered(bus, acknowledged=0))
+        recovered.set()
         await until(lambda: acknowledged_all(bus, 2))
     assert set(tries) == {1}
     assert work.handled() == [b"0", b"1"]
 
 
-async def test_draining_ends_the_wait_for_an_absent_server_and_hands_the_batch_back(bus, monkeypatch):
+async def test_draining_ends_the_wait_for_an_unavailable_server_and_returns_the_batch(bus, monkeypatch):
     monkeypatch.setattr(batch_consumer, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
     await bus.publish(message())
     asked = asyncio.Event()
 
     async def handler(_batch):
         asked.set()
-        raise AWAY
+        raise UNAVAILABLE
 
-    async with Work(bus, READER, handler):
+    async with RunningConsumer(bus, READER, handler):
         await asked.wait()
     async with bus.consumer(READER) as other:
         (again,) = await other.fetch(wait_s=WAIT_S)
     assert again.deliveries == 2
 
 
-async def test_a_crashed_handling_that_is_started_again_goes_on_handling(bus, monkeypatch):
+async def test_restarted_consumer_continues_handling(bus, monkeypatch):
     monkeypatch.setattr(consumer, "PULL_RETRY_BACKOFF", Backoff(first_s=0.005, longest_s=0.01))
-    squatter = StreamSpec(name="SQUATTER", subjects=("job.>",), storage="memory")
-    work = Work(bus, READER, wait_s=1)
+    conflicting = StreamSpec(name="SQUATTER", subjects=("job.>",), storage="memory")
+    work = RunningConsumer(bus, READER, wait_s=1)
     service = Service("results", work.run, restarts=RestartPolicy(limit=10**6, pauses=Backoff(0.005, 0.01)))
     async with asyncio.TaskGroup() as tasks:
         service.start(tasks)
         await bus.publish(message(0))
         await until(lambda: work.handled() == [b"0"])
         await delete_stream(bus)
-        await bus._jetstream.ensure([squatter], [])
+        await bus._jetstream.ensure([conflicting], [])
         await service.wait_for(ServiceState.RESTARTING)
         assert isinstance(service.error, SetupFailed)
         await delete_stream(bus, "SQUATTER")
@@ -229,26 +231,26 @@ async def test_a_crashed_handling_that_is_started_again_goes_on_handling(bus, mo
         await service.stop(budget_s=1)
 
 
-async def test_a_handler_that_is_cancelled_from_inside_has_failed_and_blocks_nobody(bus):
+async def test_handler_cancelled_from_inside_counts_as_failed_and_blocks_no_other(bus):
     await bus.publish_many([message(n) for n in range(2)])
     done = []
 
     async def handler(batch):
         if any(delivery.data == b"0" for delivery in batch):
-            raise asyncio.CancelledError  # as from awaiting a task that somebody cancelled
+            raise asyncio.CancelledError  # as from awaiting a cancelled task
         done.extend(delivery.data for delivery in batch)
 
-    async with Work(bus, READER, handler) as work:
+    async with RunningConsumer(bus, READER, handler) as work:
         await until(lambda: done == [b"1"] or work.task.done())
         assert not work.task.done()
-        await until(lambda: only_one_left(bus, acknowledged=0))
+        await until(lambda: one_unanswered(bus, acknowledged=0))
 
 
-async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus):
+async def test_dead_letter_write_cancelled_from_inside_is_redelivered(bus):
     await bus.publish(message())
     tries = 0
 
-    async def rejects(batch):
+    async def terminates(batch):
         return [Terminate("no such job")] * len(batch)
 
     async def dead_letter(_delivery):
@@ -257,56 +259,56 @@ async def test_a_dead_letter_that_is_cancelled_from_inside_comes_again(bus):
         if tries == 1:
             raise asyncio.CancelledError
 
-    async with Work(bus, READER, rejects, dead_letter, dead_letter_retry_s=0.02) as work:
+    async with RunningConsumer(bus, READER, terminates, dead_letter, dead_letter_retry_s=0.02) as work:
         await until(lambda: tries == 2 or work.task.done())
         assert not work.task.done()
 
 
-async def test_a_handler_with_the_wrong_number_of_verdicts_has_failed(bus, quick_pauses):
+async def test_handler_returning_the_wrong_number_of_results_counts_as_failed(bus, quick_backoff):
     await bus.publish(message())
-    verdicts = iter([[None, None], None])
+    results = iter([[None, None], None])
 
     async def handler(_batch):
-        return next(verdicts)
+        return next(results)
 
-    async with Work(bus, READER, handler, ack_sync=True) as work:
+    async with RunningConsumer(bus, READER, handler, ack_sync=True) as work:
         await until(lambda: len(work.handled()) == 2 or work.task.done())
         assert not work.task.done()
 
 
-async def test_a_handler_that_hangs_is_cut_off_and_its_neighbours_are_done(bus):
+async def test_hanging_handler_is_cancelled_and_other_messages_are_handled(bus):
     await bus.publish_many([message(n) for n in range(3)])
 
     async def handler(batch):
         if any(delivery.data == b"1" for delivery in batch):
             await asyncio.Event().wait()
 
-    async with Work(bus, READER, handler, limit_s=0.1):
-        await until(lambda: only_one_left(bus, acknowledged=1))
+    async with RunningConsumer(bus, READER, handler, limit_s=0.1):
+        await until(lambda: one_unanswered(bus, acknowledged=1))
 
 
-async def only_one_left(bus, acknowledged):
-    """Whether one message is without an answer, behind `acknowledged` that have theirs."""
+async def one_unanswered(bus, acknowledged):
+    """Whether exactly one message is unanswered, after the first `acknowledged` ones."""
     info = await consumer_info(bus)
     return info["ack_floor"]["stream_seq"] == acknowledged and info["num_ack_pending"] == 1
 
 
-async def test_a_long_handler_is_not_given_the_same_message_again(bus):
-    await bus.ensure([IMPATIENT])
+async def test_slow_handler_does_not_get_the_same_message_again(bus):
+    await bus.ensure([SHORT_ACK_WAIT])
     await bus.publish(message())
     done = asyncio.Event()
 
     async def slow(_batch):
-        await asyncio.sleep(2 * IMPATIENT.ack_wait_s)
+        await asyncio.sleep(2 * SHORT_ACK_WAIT.ack_wait_s)
         done.set()
 
-    async with Work(bus, IMPATIENT, slow, ack_sync=True) as work:
+    async with RunningConsumer(bus, SHORT_ACK_WAIT, slow, ack_sync=True) as work:
         await done.wait()
     assert len(work.handled()) == 1
-    assert await acknowledged(bus, IMPATIENT) == 1
+    assert await acknowledged(bus, SHORT_ACK_WAIT) == 1
 
 
-async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
+async def test_cancelled_consumer_returns_its_batch_immediately(bus):
     await bus.publish_many([message(n) for n in range(3)])
     begun = asyncio.Event()
 
@@ -315,7 +317,7 @@ async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
         await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(Work(bus, READER, endless).run(Lifecycle(asyncio.Event(), lambda: None)))
+        task = tasks.create_task(RunningConsumer(bus, READER, endless).run(Lifecycle(asyncio.Event(), lambda: None)))
         await begun.wait()
         task.cancel()
     async with bus.consumer(READER) as other:
@@ -324,7 +326,7 @@ async def test_a_cancelled_handling_hands_its_batch_back_at_once(bus):
     assert max(delivery.deliveries for delivery in again) == 2
 
 
-async def test_a_batch_that_comes_in_the_moment_of_a_cancellation_is_handed_back_at_once(bus, monkeypatch):
+async def test_batch_arriving_at_the_moment_of_cancellation_is_returned_immediately(bus, monkeypatch):
     await bus.publish(message())
     fetch = Consumer.fetch
 
@@ -335,7 +337,7 @@ async def test_a_batch_that_comes_in_the_moment_of_a_cancellation_is_handed_back
 
     with monkeypatch.context() as patched:
         patched.setattr(Consumer, "fetch", fetched_and_cancelled)
-        task = asyncio.create_task(Work(bus, READER).run(Lifecycle(asyncio.Event(), lambda: None)))
+        task = asyncio.create_task(RunningConsumer(bus, READER).run(Lifecycle(asyncio.Event(), lambda: None)))
         await asyncio.wait([task])
     async with bus.consumer(READER) as other:
         (again,) = await other.fetch(wait_s=WAIT_S)

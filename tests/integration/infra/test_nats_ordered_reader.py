@@ -1,4 +1,4 @@
-"""Following a stream against a real NATS: order, nothing twice, and every hole told."""
+"""The ordered reader on a real NATS: order, no duplicates, and every gap reported."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ async def bus(connect):
 
 
 class Follower:
-    """Reads in a task of its own."""
+    """Reads the stream in its own task."""
 
     def __init__(self, bus):
         self.bus = bus
@@ -34,7 +34,10 @@ class Follower:
 
     async def __aenter__(self):
         self.task = asyncio.create_task(self._follow())
-        await until(lambda: getattr(self, "tail", None) and self.tail.mark and self.tail._subscription, what="a tail")
+        await until(
+            lambda: getattr(self, "reader", None) and self.reader.mark and self.reader._subscription,
+            what="the subscription",
+        )
         return self
 
     async def __aexit__(self, *_):
@@ -42,8 +45,8 @@ class Follower:
         await asyncio.wait([self.task])
 
     async def _follow(self):
-        async with self.bus.ordered_reader("JOBS") as self.tail:
-            async for batch in self.tail.batches():
+        async with self.bus.ordered_reader("JOBS") as self.reader:
+            async for batch in self.reader.batches():
                 self.read += batch
 
     def numbers(self):
@@ -53,7 +56,7 @@ class Follower:
         return [read.seq for read in self.read if isinstance(read, StreamGap)]
 
 
-async def test_a_tail_reads_what_comes_from_now_on_in_order(bus):
+async def test_ordered_reader_returns_new_messages_in_order(bus):
     await bus.publish(message(0))
     async with Follower(bus) as follower:
         await bus.publish_many([message(number) for number in range(1, 500)])
@@ -62,36 +65,38 @@ async def test_a_tail_reads_what_comes_from_now_on_in_order(bus):
         assert [read.seq for read in follower.read] == list(range(2, 501))
 
 
-async def test_a_tail_goes_on_behind_the_last_message_after_a_lost_connection(bus, connect):
+async def test_ordered_reader_resumes_after_the_last_message_when_reconnected(bus, connect):
     other = await connect()
     async with Follower(bus) as follower:
         await other.publish(message(1))
         await until(lambda: follower.numbers() == [1])
-        follower.tail.on_disconnected()  # as the connection does when it is lost
+        follower.reader.on_disconnected()  # as the connection calls it when it is lost
         await other.publish_many([message(number) for number in range(2, 50)])
         await until(lambda: len(follower.numbers()) >= 49)
         assert follower.numbers() == list(range(1, 50))
         assert follower.missed() == []
 
 
-async def test_what_the_limits_of_a_stream_removed_meanwhile_is_told_as_missed(bus, connect):
+async def test_messages_removed_by_stream_limits_are_reported_as_a_gap(bus, connect):
     other = await connect()
     await bus.ensure([msgspec.structs.replace(JOBS, max_msgs=3)])
     async with Follower(bus) as follower:
-        await until(lambda: follower.tail._subscription)
-        await follower.tail._connection.unsubscribe(follower.tail._subscription)  # deaf, and does not know
+        await until(lambda: follower.reader._subscription)
+        await follower.reader._connection.unsubscribe(
+            follower.reader._subscription
+        )  # receives nothing and does not notice
         await other.publish_many([message(number) for number in range(10)])
-        follower.tail.on_disconnected()
+        follower.reader.on_disconnected()
         await until(lambda: len(follower.numbers()) >= 3)
-        assert follower.read == [StreamGap(follower.tail.mark, 7), *follower.read[1:]]
+        assert follower.read == [StreamGap(follower.reader.mark, 7), *follower.read[1:]]
         assert follower.numbers() == [7, 8, 9]
 
 
-async def test_a_stream_that_was_made_anew_is_told_from_the_old_one(bus, connect):
+async def test_recreated_stream_is_reported_as_a_gap(bus, connect):
     other = await connect()
     await other.ensure([JOBS])
     async with Follower(bus) as follower:
-        before = follower.tail.mark
+        before = follower.reader.mark
         await other.publish_many([message(number) for number in range(5)])
         await until(lambda: len(follower.numbers()) == 5)
         await delete_stream(other)
@@ -99,19 +104,19 @@ async def test_a_stream_that_was_made_anew_is_told_from_the_old_one(bus, connect
         await until(lambda: len(follower.numbers()) >= 15, within_s=15)
         assert follower.numbers() == [*range(5), *range(100, 110)]
         assert follower.missed() == [0]
-        assert {read.mark for read in follower.read[6:]} == {follower.tail.mark} != {before}
+        assert {read.mark for read in follower.read[6:]} == {follower.reader.mark} != {before}
 
 
-async def test_a_stream_that_nobody_makes_anew_is_made_by_its_tail(bus):
+async def test_ordered_reader_recreates_a_deleted_stream(bus):
     async with Follower(bus) as follower:
         await delete_stream(bus)
         await until(follower.missed, within_s=15)
         assert (await stream_info(bus))["state"]["messages"] == 0
 
 
-async def test_a_message_lost_on_the_way_is_read_again(bus, monkeypatch):
+async def test_message_lost_in_transit_is_read_again(bus, monkeypatch):
     async with Follower(bus) as follower:
-        taken, drop = follower.tail._on_message, {2}
+        taken, drop = follower.reader._on_message, {2}
 
         async def lossy(msg):
             if msg.data == b"3" and drop:
@@ -119,15 +124,15 @@ async def test_a_message_lost_on_the_way_is_read_again(bus, monkeypatch):
             else:
                 await taken(msg)
 
-        follower.tail._subscription.on_message = lossy
-        follower.tail._subscription.subscription._cb = lossy
+        follower.reader._subscription.on_message = lossy
+        follower.reader._subscription.subscription._cb = lossy
         await bus.publish_many([message(number) for number in range(1, 6)])
         await until(lambda: len(follower.numbers()) >= 5)
         assert follower.numbers() == [1, 2, 3, 4, 5]
         assert follower.missed() == []
 
 
-async def test_a_reader_that_is_too_slow_holds_a_bounded_amount_and_misses_nothing(bus, monkeypatch):
+async def test_slow_ordered_reader_buffers_a_bounded_amount_and_misses_nothing(bus, monkeypatch):
     monkeypatch.setattr(ordered_reader, "BUFFER_BYTES_MAX", 40)
     async with Follower(bus) as follower:
         await bus.publish_many([message(number) for number in range(300)])
@@ -135,7 +140,7 @@ async def test_a_reader_that_is_too_slow_holds_a_bounded_amount_and_misses_nothi
         assert follower.numbers() == list(range(300))
 
 
-async def test_a_tail_survives_a_restart_of_nats(private_stack, bus_prefix):
+async def test_ordered_reader_survives_a_nats_restart(private_stack, bus_prefix):
     stack = await private_stack("nats")
     nats = stack.servers["nats"]
     async with buses(nats.url, bus_prefix) as start:

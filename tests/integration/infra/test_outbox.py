@@ -1,4 +1,4 @@
-"""The outbox and its relay against real servers: what is committed is published, whoever dies in between."""
+"""The outbox and its relay on real servers: committed messages are published whichever process crashes."""
 
 import asyncio
 import time
@@ -45,8 +45,8 @@ async def bus(connect):
     return await connect()
 
 
-class Running:
-    """A relay at work in a task of its own."""
+class RunningRelay:
+    """An outbox relay in its own task."""
 
     def __init__(self, *args, **more):
         self.relay = OutboxRelay(*args, **{"poll_s": 30, **more})
@@ -95,9 +95,9 @@ async def received(bus, count):
     return taken
 
 
-async def test_what_is_committed_is_published_and_forgotten(database, bus):
+async def test_committed_message_is_published_and_deleted(database, bus):
     await commit(database, [message(n, headers={"traceparent": f"00-{n}"}) for n in range(3)])
-    async with Running(database, bus) as running:
+    async with RunningRelay(database, bus) as running:
         await until(running.drained.is_set)
     taken = await received(bus, 3)
     assert [(d.data, d.msg_id, d.headers["traceparent"]) for d in taken] == [
@@ -107,18 +107,18 @@ async def test_what_is_committed_is_published_and_forgotten(database, bus):
     assert running.tally == relay.RelayCounts(stored=3)
 
 
-async def test_what_is_rolled_back_was_never_said(database, bus):
+async def test_rolled_back_message_is_never_published(database, bus):
     with suppress(ZeroDivisionError):
         async with database.transaction() as transaction:
             await outbox.add(transaction, [message(1)])
             raise ZeroDivisionError
-    async with Running(database, bus) as running:
+    async with RunningRelay(database, bus) as running:
         await until(running.drained.is_set)
     assert (await stored(bus), await waiting(database)) == (0, 0)
 
 
-async def test_a_commit_wakes_an_idle_relay(database, bus):
-    async with Running(database, bus, poll_s=3600) as running:
+async def test_commit_wakes_an_idle_relay(database, bus):
+    async with RunningRelay(database, bus, poll_s=3600) as running:
         await until(running.drained.is_set)
         began = time.monotonic()
         await commit(database, [message(1)])
@@ -127,8 +127,8 @@ async def test_a_commit_wakes_an_idle_relay(database, bus):
         await until(running.drained.is_set)
 
 
-async def test_a_relay_finds_what_nobody_told_it_of(database, bus):
-    async with Running(database, bus, poll_s=0.05) as running:
+async def test_relay_finds_messages_without_a_notification(database, bus):
+    async with RunningRelay(database, bus, poll_s=0.05) as running:
         await until(running.drained.is_set)
         async with database.transaction() as transaction:
             await transaction.connection.execute(
@@ -138,18 +138,18 @@ async def test_a_relay_finds_what_nobody_told_it_of(database, bus):
         await until(running.drained.is_set)
 
 
-async def test_one_notification_per_transaction(database):
-    async with database.listen(outbox.CHANNEL) as told:
+async def test_transaction_sends_one_notification(database):
+    async with database.listen(outbox.CHANNEL) as notifications:
         async with database.transaction() as transaction:
             for number in range(3):
                 await outbox.add(transaction, [message(number)])
-        assert await told.next(WAIT_S) == ""
-        assert await told.next(0.05) is None
+        assert await notifications.next(WAIT_S) == ""
+        assert await notifications.next(0.05) is None
 
 
 async def test_messages_of_one_transaction_keep_their_order(database, bus):
     await commit(database, [message(n) for n in range(700)])
-    async with Running(database, bus, batch=100) as running:
+    async with RunningRelay(database, bus, batch=100) as running:
         await until(running.drained.is_set)
     assert [int(delivery.data) for delivery in await received(bus, 700)] == list(range(700))
 
@@ -157,7 +157,7 @@ async def test_messages_of_one_transaction_keep_their_order(database, bus):
 @pytest.mark.parametrize(
     "point", ["outbox.after_claim", "outbox.after_publish_before_mark", "outbox.after_mark_before_commit"]
 )
-async def test_a_relay_that_dies_loses_nothing_and_says_nothing_twice(
+async def test_relay_crash_loses_and_duplicates_no_message(
     database, database_url, bus, bus_prefix, nats_url, spawn, point
 ):
     process = await spawn(
@@ -175,16 +175,14 @@ async def test_a_relay_that_dies_loses_nothing_and_says_nothing_twice(
     await sessions_over(database)
     assert await waiting(database) == 5
     assert await stored(bus) == (0 if point == "outbox.after_claim" else 5)
-    async with Running(database, bus) as second:
+    async with RunningRelay(database, bus) as second:
         await until(second.drained.is_set)
     assert (await stored(bus), await waiting(database)) == (5, 0)
     assert second.tally.removed == 5
     assert second.tally.duplicate == (0 if point == "outbox.after_claim" else 5)
 
 
-async def test_a_relay_that_is_paused_does_not_keep_its_messages_from_another(
-    database, database_url, bus, bus_prefix, nats_url, spawn
-):
+async def test_paused_relay_does_not_block_another_relay(database, database_url, bus, bus_prefix, nats_url, spawn):
     process = await spawn(
         "tests.integration.infra.outbox_relay_process",
         env={
@@ -197,8 +195,8 @@ async def test_a_relay_that_is_paused_does_not_keep_its_messages_from_another(
     )
     await process.line()
     await commit(database, [message(n) for n in range(5)])
-    await until(lambda: stored_all(bus, 5), what="the publishes of the relay that stops after them")
-    async with Running(database, bus, poll_s=0.05) as second:
+    await until(lambda: stored_all(bus, 5), what="the publishes of the relay that pauses after them")
+    async with RunningRelay(database, bus, poll_s=0.05) as second:
         await until(lambda: second.tally == relay.RelayCounts(duplicate=5))
         process.resume()
         await commit(database, [message(5)])
@@ -214,14 +212,14 @@ async def none_waiting(database):
     return await waiting(database) == 0
 
 
-async def test_while_nats_is_away_messages_wait_and_no_transaction_is_held(database, connect, proxy, nats_url, bus):
+async def test_nats_outage_keeps_messages_without_holding_a_transaction(database, connect, proxy, nats_url, bus):
     address = urlsplit(nats_url)
     network = await proxy(address.hostname, address.port)
-    far = await connect(url=network.url(nats_url), publish_timeout_s=0.3)
-    async with Running(database, far) as running:
+    remote_bus = await connect(url=network.url(nats_url), publish_timeout_s=0.3)
+    async with RunningRelay(database, remote_bus) as running:
         await until(running.drained.is_set)
         network.cut()
-        await until(lambda: not far.connected)
+        await until(lambda: not remote_bus.connected)
         await commit(database, [message(n) for n in range(20)])
         await until(running.stalled.is_set)
         assert await waiting(database) == 20
@@ -240,13 +238,11 @@ async def open_transactions(database):
         )
 
 
-async def test_lost_acknowledgements_hold_a_transaction_for_the_publish_timeout_only(
-    database, connect, proxy, nats_url, bus
-):
+async def test_lost_acks_hold_a_transaction_only_for_the_publish_timeout(database, connect, proxy, nats_url, bus):
     address = urlsplit(nats_url)
     network = await proxy(address.hostname, address.port)
-    far = await connect(url=network.url(nats_url), publish_timeout_s=0.3)
-    async with Running(database, far) as running:
+    remote_bus = await connect(url=network.url(nats_url), publish_timeout_s=0.3)
+    async with RunningRelay(database, remote_bus) as running:
         await until(running.drained.is_set)
         network.drop_replies()
         await commit(database, [message(n) for n in range(20)])
@@ -261,31 +257,31 @@ async def test_lost_acknowledgements_hold_a_transaction_for_the_publish_timeout_
     assert running.tally.duplicate > 0
 
 
-async def test_messages_that_can_never_leave_are_parked_with_a_reason_and_block_nobody(database, bus):
+async def test_unpublishable_messages_are_parked_with_a_reason_and_block_no_others(database, bus):
     async with database.transaction() as transaction:
         await transaction.connection.execute(
             "INSERT INTO outbox (subject, msg_id, payload) VALUES ('no good', 'a', ''), ('nobody.takes.this', 'b', '')"
         )
         await outbox.add(transaction, [message(1, data=bytes(2 * 2**20)), message(2)])
-    async with Running(database, bus, measure_s=0) as running:
+    async with RunningRelay(database, bus, measure_s=0) as running:
         await until(running.drained.is_set)
         assert [delivery.data for delivery in await received(bus, 1)] == [b"2"]
-        aside = await outbox.list_parked(database)
-        assert [(entry.subject, entry.msg_id) for entry in aside] == [
+        parked_messages = await outbox.list_parked(database)
+        assert [(entry.subject, entry.msg_id) for entry in parked_messages] == [
             ("no good", "a"),
             ("nobody.takes.this", "b"),
             ("job.a", "id1"),
         ]
-        assert "wildcards" in aside[0].reason
-        assert "no declared stream" in aside[1].reason
-        assert "NATS accepts" in aside[2].reason
+        assert "wildcards" in parked_messages[0].reason
+        assert "no declared stream" in parked_messages[1].reason
+        assert "NATS accepts" in parked_messages[2].reason
         await until(lambda: metrics.REGISTRY.get_sample_value("rota_outbox_parked") == 3)
     assert await waiting(database) == 0
 
 
-async def test_a_parked_message_leaves_once_its_cause_is_gone(database, bus):
+async def test_unparked_message_is_published_once_its_cause_is_gone(database, bus):
     await commit(database, [message(1, subject="late.a")])
-    async with Running(database, bus) as running:
+    async with RunningRelay(database, bus) as running:
         await until(lambda: running.tally.parked == 1)
         await bus.ensure([msgspec.structs.replace(JOBS, subjects=("job.>", "late.>"))])
         (entry,) = await outbox.list_parked(database)
@@ -295,11 +291,11 @@ async def test_a_parked_message_leaves_once_its_cause_is_gone(database, bus):
     assert await outbox.list_parked(database) == []
 
 
-async def test_a_full_stream_does_not_hold_up_the_others(database, bus):
+async def test_full_stream_does_not_block_other_streams(database, bus):
     full = msgspec.structs.replace(JOBS, name="FULL", subjects=("full.>",), max_msgs=1, discard="new")
     await bus.ensure([full])
     await commit(database, [message(n, subject="full.a") for n in range(30)] + [message(99)])
-    async with Running(database, bus, batch=10) as running:
+    async with RunningRelay(database, bus, batch=10) as running:
         assert [delivery.data for delivery in await received(bus, 1)] == [b"99"]
         await until(lambda: running.tally.stored == 2)
         assert await waiting(database) == 29
@@ -307,7 +303,7 @@ async def test_a_full_stream_does_not_hold_up_the_others(database, bus):
         await until(lambda: running.tally.stored == 31)
 
 
-async def test_a_message_that_was_passed_by_is_tried_again_before_all_others_are_gone(database, bus, monkeypatch):
+async def test_skipped_message_is_retried_before_all_others_are_sent(database, bus, monkeypatch):
     monkeypatch.setattr(relay, "RETRY_SKIPPED_EVERY", 4)
     await commit(database, [message(n) for n in range(300)])
     publish_many, seen = bus.publish_many, []
@@ -318,29 +314,29 @@ async def test_a_message_that_was_passed_by_is_tried_again_before_all_others_are
         return [PublishReceipt(PublishOutcome.UNSETTLED), *receipts[1:]] if len(seen) <= 10 else receipts
 
     monkeypatch.setattr(bus, "publish_many", one_lost_acknowledgement)
-    async with Running(database, bus, batch=10) as running:
+    async with RunningRelay(database, bus, batch=10) as running:
         await until(lambda: running.tally.removed == 300)
     again = seen.index("id0", 1)
     assert again < 100
-    assert len(set(seen[again:])) > 200, "the others were gone before"
+    assert len(set(seen[again:])) > 200, "the skipped message was retried only after the others"
 
 
-async def test_messages_that_cannot_leave_for_long_keep_nobody_behind_them_waiting(database, bus, monkeypatch):
+async def test_messages_unsendable_for_long_do_not_block_those_behind_them(database, bus, monkeypatch):
     await bus.ensure([msgspec.structs.replace(JOBS, name="FULL", subjects=("full.>",), max_msgs=1, discard="new")])
     monkeypatch.setattr(relay, "RETRY_BACKOFF", Backoff(0.001, 0.001))
     monkeypatch.setattr(relay, "RETRY_SKIPPED_EVERY", 2)
     await commit(database, [message(n, subject="full.a") for n in range(200)] + [message(n) for n in range(900, 1000)])
-    async with Running(database, bus, batch=5) as running:
+    async with RunningRelay(database, bus, batch=5) as running:
         await until(lambda: running.tally.stored == 101)
     assert await waiting(database) == 199
 
 
-async def test_a_lock_on_the_outbox_is_only_a_pause(database_url, bus, monkeypatch):
+async def test_lock_on_the_outbox_only_pauses_the_relay(database_url, bus, monkeypatch):
     monkeypatch.setattr(relay, "RETRY_BACKOFF", Backoff(0.001, 0.001))
     limited = await Database.open(PostgresTarget(url=database_url, lock_timeout_s=0.01))
     operator = await Database.open(PostgresTarget(url=database_url))
     try:
-        async with Running(limited, bus, poll_s=0.005) as running:
+        async with RunningRelay(limited, bus, poll_s=0.005) as running:
             async with operator.transaction() as transaction:
                 await transaction.connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
                 await outbox.add(transaction, [message(1)])
@@ -351,10 +347,10 @@ async def test_a_lock_on_the_outbox_is_only_a_pause(database_url, bus, monkeypat
         await operator.close()
 
 
-async def test_two_relays_share_the_work_and_say_nothing_twice(database, bus, connect):
+async def test_two_relays_share_the_work_without_duplicates(database, bus, connect):
     await commit(database, [message(n) for n in range(2000)])
     other = await connect()
-    async with Running(database, bus, batch=50) as one, Running(database, other, batch=50) as two:
+    async with RunningRelay(database, bus, batch=50) as one, RunningRelay(database, other, batch=50) as two:
         await until(lambda: one.drained.is_set() and two.drained.is_set())
         await until(lambda: one.tally.removed + two.tally.removed == 2000)
     assert one.tally + two.tally == relay.RelayCounts(stored=2000)
@@ -362,17 +358,17 @@ async def test_two_relays_share_the_work_and_say_nothing_twice(database, bus, co
     assert await stored(bus) == 2000
 
 
-async def test_large_messages_are_claimed_in_small_portions(database, bus, monkeypatch):
+async def test_large_messages_are_claimed_in_small_batches(database, bus, monkeypatch):
     monkeypatch.setattr(relay, "BATCH_BYTES_MAX", 1000)
     await commit(database, [message(n, data=bytes(600)) for n in range(5)])
     async with database.transaction() as transaction:
         rows = await transaction.rows(relay.CLAIM, 0, 512, relay.BATCH_BYTES_MAX, "1000")
         assert [row["msg_id"] for row in rows] == ["id0", "id1"]
-    async with Running(database, bus) as running:
+    async with RunningRelay(database, bus) as running:
         await until(lambda: running.tally.stored == 5)
 
 
-async def test_a_message_nobody_could_publish_is_refused_before_it_is_queued(database):
+async def test_unpublishable_message_is_refused_before_it_is_queued(database):
     with pytest.raises(InvalidInput, match="wildcards"):
         await commit(database, [message(1), message(2, subject="job.*")])
     assert await waiting(database) == 0
@@ -381,16 +377,16 @@ async def test_a_message_nobody_could_publish_is_refused_before_it_is_queued(dat
 async def test_depth_and_age_are_measured_while_messages_wait(database, bus):
     await commit(database, [message(n) for n in range(3)])
     await bus.close()
-    async with Running(database, bus, measure_s=0.01) as running:
+    async with RunningRelay(database, bus, measure_s=0.01) as running:
         await until(running.stalled.is_set)
         await until(lambda: metrics.REGISTRY.get_sample_value("rota_outbox_depth") == 3)
         assert 0 < metrics.REGISTRY.get_sample_value("rota_outbox_oldest_age_seconds") < 60
 
 
-async def test_connections_that_postgresql_ends_are_only_a_pause(database, database_url, bus):
+async def test_terminated_postgresql_connections_only_pause_the_relay(database, database_url, bus):
     operator = await Database.open(PostgresTarget(url=database_url))
     try:
-        async with Running(database, bus) as running:
+        async with RunningRelay(database, bus) as running:
             await until(running.drained.is_set)
             async with operator.transaction() as transaction:
                 await transaction.connection.execute(
@@ -403,14 +399,14 @@ async def test_connections_that_postgresql_ends_are_only_a_pause(database, datab
         await operator.close()
 
 
-async def test_five_thousand_messages_drain_quickly(database, bus, record_property):
+async def test_relay_drains_five_thousand_messages_quickly(database, bus, record_property):
     await commit(database, [message(n, data=bytes(200)) for n in range(5000)])
     began = time.monotonic()
-    async with Running(database, bus) as running:
+    async with RunningRelay(database, bus) as running:
         await until(lambda: running.tally.stored == 5000, within_s=30)
         rate = 5000 / (time.monotonic() - began)
         await until(running.drained.is_set)
     record_property("rows_per_s", round(rate))
     print(f"{rate:,.0f} rows/s")
     assert await stored(bus) == 5000
-    assert rate > 500, "a tenth of what a slow machine does"
+    assert rate > 500, "a slow machine drains about ten times as many"

@@ -1,4 +1,4 @@
-"""The client against real servers: bounds, errors in our words, and servers that are not fit."""
+"""The Redis client on real servers: limits, translated errors, and unsuitable servers."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from rota.infra.redis import PoolUse, RedisTarget, check_server, client, connect
 from rota.model.errors import EvictingRedis, InvalidSetting, LoginRefused, RedisUnavailable, SetupFailed
 from tests.support.waiting import until
 
-NOBODY = "redis://:s3cret@127.0.0.1:1/0"
+UNREACHABLE_URL = "redis://:s3cret@127.0.0.1:1/0"
 
 
 @pytest.fixture
 async def connected(redis_url):
-    """Factory for clients that are closed after the test, before the ground looks at `redis_url` for leaks."""
+    """Factory for clients that are closed after the test, before the harness checks `redis_url` for leaks."""
     opened = []
 
     def connect_to(url, **bounds):
@@ -27,13 +27,13 @@ async def connected(redis_url):
 
 
 async def proxied(proxy, url):
-    """A bad network before the server at `url`, and the server's URL through it."""
+    """A proxy in front of the server at `url`, and the URL through it."""
     host, _, port = url.rpartition("@")[2].partition("/")[0].partition(":")
     network = await proxy(host, int(port))
     return network, network.url(url)
 
 
-async def test_a_healthy_server_answers_in_bytes_under_our_name(connected, redis_url):
+async def test_healthy_server_answers_in_bytes_under_the_client_name(connected, redis_url):
     one = connected(redis_url)
     assert 0 < await health(one) < 3
     await one.set("k", "v", px=60_000)
@@ -41,7 +41,7 @@ async def test_a_healthy_server_answers_in_bytes_under_our_name(connected, redis
     assert (await one.client_info())["name"] == "rota"
 
 
-async def test_a_wrong_password_is_refused_without_being_shown(connected, stack):
+async def test_wrong_password_is_refused_without_being_shown(connected, stack):
     secret = "wr0ng-hunter2"
     before, _, after = stack.redis_url.partition("@")
     one = connected(f"{before.rpartition(':')[0]}:{secret}@{after}")
@@ -52,20 +52,20 @@ async def test_a_wrong_password_is_refused_without_being_shown(connected, stack)
     assert secret not in repr(RedisTarget(url=f"redis://:{secret}@h:1/0"))
 
 
-async def test_a_missing_password_is_refused_as_a_login(connected, stack):
+async def test_missing_password_is_refused_as_a_login_error(connected, stack):
     one = connected("redis://" + stack.redis_url.partition("@")[2])
     with pytest.raises(LoginRefused):
         await health(one)
 
 
-async def test_nobody_listening_is_said_with_the_address_and_no_password(connected):
-    with pytest.raises(RedisUnavailable, match=r"Redis at 127\.0\.0\.1:1 cannot be reached \(no connection\)") as away:
-        await health(connected(NOBODY))
-    assert "s3cret" not in f"{away.value} {away.value.__cause__}"
-    assert away.value.facts["outcome"] == "not_sent"
+async def test_unreachable_server_is_reported_with_its_address_and_no_password(connected):
+    with pytest.raises(RedisUnavailable, match=r"Redis at 127\.0\.0\.1:1 cannot be reached \(no connection\)") as error:
+        await health(connected(UNREACHABLE_URL))
+    assert "s3cret" not in f"{error.value} {error.value.__cause__}"
+    assert error.value.facts["outcome"] == "not_sent"
 
 
-async def test_a_server_that_stays_silent_is_given_up_after_the_operation_timeout(connected, redis_url, proxy):
+async def test_unresponsive_server_is_abandoned_after_the_operation_timeout(connected, redis_url, proxy):
     network, url = await proxied(proxy, redis_url)
     one = connected(url, op_timeout_s=0.1)
     await health(one)
@@ -78,19 +78,19 @@ async def test_a_server_that_stays_silent_is_given_up_after_the_operation_timeou
     await health(one)
 
 
-async def test_a_command_whose_answer_was_lost_is_not_sent_again(connected, redis_url, proxy):
+async def test_command_with_a_lost_reply_is_not_sent_again(connected, redis_url, proxy):
     network, url = await proxied(proxy, redis_url)
     one, direct = connected(url, op_timeout_s=0.1), connected(redis_url)
     await direct.set("n", 0, px=60_000)
     await health(one)
     network.drop_replies()
-    with pytest.raises(RedisUnavailable) as away, translate_errors(one):
+    with pytest.raises(RedisUnavailable) as error, translate_errors(one):
         await one.incr("n")
-    assert away.value.facts["outcome"] == "unknown"
+    assert error.value.facts["outcome"] == "unknown"
     assert await direct.get("n") == b"1"
 
 
-async def test_callers_wait_for_a_free_connection_for_a_bounded_time(connected, redis_url):
+async def test_callers_wait_a_bounded_time_for_a_free_connection(connected, redis_url):
     one = connected(redis_url, pool_size=1, pool_wait_s=0.1)
     taken = await one.connection_pool.get_connection()
     with pytest.raises(RedisUnavailable, match="busy with all 1 connections of the pool: raise the pool size") as busy:
@@ -103,7 +103,7 @@ async def test_callers_wait_for_a_free_connection_for_a_bounded_time(connected, 
     assert waiting.result() > 0
 
 
-async def test_a_restart_costs_nothing_but_what_was_under_way(connected, private_redis):
+async def test_server_restart_fails_only_commands_in_flight(connected, private_redis):
     private = await private_redis()
     one = connected(private.url)
     await health(one)
@@ -114,7 +114,7 @@ async def test_a_restart_costs_nothing_but_what_was_under_way(connected, private
     await health(one)
 
 
-async def test_an_answer_that_is_no_outage_stays_what_it_is(connected, redis_url):
+async def test_server_error_that_is_not_an_outage_is_not_translated(connected, redis_url):
     from redis.exceptions import ResponseError
 
     one = connected(redis_url)
@@ -123,7 +123,7 @@ async def test_an_answer_that_is_no_outage_stays_what_it_is(connected, redis_url
         await one.lpush("text", 1)
 
 
-def test_options_in_the_url_cannot_loosen_the_bounds():
+def test_url_options_cannot_loosen_the_limits():
     loose = (
         "?socket_timeout=0&socket_connect_timeout=0&timeout=900&retry_on_timeout=yes&protocol=3&max_connections=9999"
     )
@@ -146,7 +146,7 @@ def test_options_in_the_url_cannot_loosen_the_bounds():
         "",
     ],
 )
-def test_an_unreadable_url_is_refused_without_quoting_it(url):
+def test_invalid_url_is_refused_without_quoting_it(url):
     with pytest.raises(InvalidSetting, match="The Redis URL cannot be read") as refused:
         connect(RedisTarget(url=url))
     assert "hunter" not in str(refused.value)
@@ -154,24 +154,24 @@ def test_an_unreadable_url_is_refused_without_quoting_it(url):
     assert refused.value.__suppress_context__
 
 
-async def test_a_server_that_keeps_every_key_is_fit(connected, redis_url):
+async def test_server_without_eviction_is_accepted(connected, redis_url):
     await check_server(connected(redis_url))
 
 
-async def test_a_server_that_may_drop_keys_is_refused_with_its_policy(connected, private_redis):
+async def test_evicting_server_is_refused_with_its_policy(connected, private_redis):
     one = connected((await private_redis()).url)
     await one.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(EvictingRedis, match=r"maxmemory-policy allkeys-lru\): set it to noeviction"):
         await check_server(one)
 
 
-async def test_a_server_that_is_too_old_is_refused_with_its_version(connected, redis_url, monkeypatch):
+async def test_outdated_server_is_refused_with_its_version(connected, redis_url, monkeypatch):
     monkeypatch.setattr(client, "VERSION_MIN", (99, 0))
     with pytest.raises(SetupFailed, match=r"is version \d+\.\d+\.\d+: Rota needs Redis 6\.2"):
         await check_server(connected(redis_url))
 
 
-async def test_a_full_server_is_unavailable_and_says_what_to_raise(connected, private_redis):
+async def test_server_out_of_memory_raises_unavailable_with_the_remedy(connected, private_redis):
     one = connected((await private_redis()).url)
     await one.set("k", b"x" * 2_000_000)
     await one.config_set("maxmemory", "1mb")
@@ -179,7 +179,7 @@ async def test_a_full_server_is_unavailable_and_says_what_to_raise(connected, pr
         await one.set("l", b"x")
 
 
-async def test_how_busy_its_connections_are_is_known(redis_url, connected):
+async def test_pool_use_reports_busy_idle_and_waiting(redis_url, connected):
     one = connected(redis_url, pool_size=1)
     assert pool_use(one) == PoolUse(0, 0, 0)
     await one.ping()

@@ -1,4 +1,4 @@
-"""Scripts on real servers: locals and answers, reloading under a storm, errors."""
+"""Scripts on real servers: arguments and replies, loading under concurrent calls, errors."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 
 def counting():
-    """A script no server has seen, which adds one to a key."""
+    """A script that no server has loaded; it increments a key."""
     text = f"""\
 -- script: counting
 -- key counter string n
@@ -53,17 +53,17 @@ return {{'done', n}}
 
 
 async def loads(client, field="calls"):
-    """How often the server was asked to SCRIPT LOAD."""
+    """How often the server got SCRIPT LOAD."""
     stats = await client.info("commandstats")
     return stats.get("cmdstat_script|load", stats.get("cmdstat_script", {})).get(field, 0)
 
 
 async def refusals(client, code):
-    """How often the server answered with this error."""
+    """How often the server replied with this error."""
     return (await client.info("errorstats")).get(f"errorstat_{code}", {}).get("count", 0)
 
 
-async def storm(run, client, callers=200):
+async def call_concurrently(run, client, callers=200):
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(run(client, counter="n")) for _ in range(callers)]
     return [call.result() for call in calls]
@@ -80,7 +80,7 @@ async def client(private):
         yield client
 
 
-async def test_locals_have_the_names_and_types_of_the_header(redis):
+async def test_script_locals_have_the_names_and_types_of_the_contract(redis):
     run = Script(
         """\
 -- script: types
@@ -107,7 +107,7 @@ return {'types', {type(one), type(rest), tostring(#rest), type(n), type(x), type
     assert answer.names == tuple(kinds.split())
 
 
-async def test_values_come_back_as_they_went(redis):
+async def test_script_values_round_trip(redis):
     run = Script(
         """\
 -- script: echo
@@ -129,7 +129,7 @@ return {'echo', total, text, raw, tostring(half), yes and 1 or 0, cmsgpack.pack(
     assert answer == Echo(2**52 - 4, "naïve", bytes(range(256)), -0.5, True, [[1, "naïve"], [2, "b"]])
 
 
-async def test_a_list_may_be_longer_than_lua_can_unpack(redis):
+async def test_script_list_argument_may_exceed_the_lua_unpack_limit(redis):
     run = Script(
         "-- script: sum\n-- arg numbers* int\n-- reply done n:int\n"
         "local n = 0 for _, one in ipairs(numbers) do n = n + one end\nreturn {'done', n}",
@@ -139,25 +139,25 @@ async def test_a_list_may_be_longer_than_lua_can_unpack(redis):
     assert await run(redis, numbers=list(range(20_000))) == Done(sum(range(20_000)))
 
 
-async def test_a_storm_on_a_flushed_server_loads_the_script_once(client):
+async def test_concurrent_calls_on_a_flushed_server_load_the_script_once(client):
     run = counting()
-    await storm(run, client)  # opens every connection of the pool, so that the next storm hits at once
+    await call_concurrently(run, client)  # opens every connection of the pool, so that the next calls arrive together
     await client.script_flush()
     await client.config_resetstat()
-    answers = await storm(run, client)
+    answers = await call_concurrently(run, client)
     assert sorted(answer.n for answer in answers) == list(range(201, 401))
     assert await loads(client) == 1
     assert await refusals(client, "NOSCRIPT") > 10
 
 
-async def test_a_call_that_meets_a_loaded_script_loads_nothing(client):
+async def test_call_of_a_loaded_script_does_not_load_again(client):
     run = counting()
     for _ in range(3):
         await run(client, counter="n")
     assert await loads(client) == 1
 
 
-async def test_scripts_go_on_after_a_restart(client, private):
+async def test_scripts_work_after_a_server_restart(client, private):
     run = counting()
     await run(client, counter="n")
     await private.kill()
@@ -174,44 +174,44 @@ async def test_one_script_serves_two_servers(client, redis):
     assert await loads(client) == 1
 
 
-async def test_a_refused_load_fails_everybody_who_waited_for_it_after_one_attempt(client, private):
+async def test_refused_script_load_fails_all_waiting_callers_after_one_attempt(client, private):
     await client.execute_command("ACL", "SETUSER", "limited", "on", ">pw", "~*", "+@all", "-script")
     limited = connect(RedisTarget(url=re.sub(r"//:.*@", "//limited:pw@", private.url)))
     run = counting()
     async with limited:
         failures = await asyncio.gather(*(run(limited, counter="n") for _ in range(40)), return_exceptions=True)
     assert {type(failure) for failure in failures} == {LoginRefused}
-    # Callers that found the script unknown only after the attempt make their own; a queue of 40 would make 40.
+    # A caller that finds the script missing after the attempt makes its own; without sharing there would be 40.
     assert await loads(client, "rejected_calls") <= 3
     assert await client.exists("n") == 0
 
 
-class Meddled(redis.asyncio.Redis):
-    """The real client, with something happening around one command."""
+class InterceptedRedis(redis.asyncio.Redis):
+    """The real client with a hook around every command."""
 
     around = staticmethod(lambda command, send: send())
 
     async def execute_command(self, *args, **options):
-        return await self.around(args[0], lambda: super(Meddled, self).execute_command(*args, **options))
+        return await self.around(args[0], lambda: super(InterceptedRedis, self).execute_command(*args, **options))
 
 
-async def test_a_server_that_forgets_at_once_is_given_the_text_with_a_warning(client):
+async def test_server_that_forgets_a_script_at_once_gets_the_text_with_a_warning(client):
     async def forgetful(command, send):
         answer = await send()
         if command == "SCRIPT LOAD":
             await client.script_flush()
         return answer
 
-    meddled = Meddled.from_pool(client.connection_pool)
-    meddled.around = forgetful
+    intercepted = InterceptedRedis.from_pool(client.connection_pool)
+    intercepted.around = forgetful
     before = EVALS.labels("counting")._value.get()
     with capture_logs() as logs:
-        assert await counting()(meddled, counter="n") == Done(1)
+        assert await counting()(intercepted, counter="n") == Done(1)
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["redis_script_not_cached"]
     assert EVALS.labels("counting")._value.get() == before + 1
 
 
-async def test_when_the_loading_caller_is_cancelled_the_next_one_loads(client):
+async def test_next_caller_loads_the_script_when_the_loading_one_is_cancelled(client):
     at_load = asyncio.Event()
 
     async def hanging_once(command, send):
@@ -220,13 +220,13 @@ async def test_when_the_loading_caller_is_cancelled_the_next_one_loads(client):
             await asyncio.Event().wait()
         return await send()
 
-    meddled = Meddled.from_pool(client.connection_pool)
-    meddled.around = hanging_once
+    intercepted = InterceptedRedis.from_pool(client.connection_pool)
+    intercepted.around = hanging_once
     run = counting()
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(run(meddled, counter="n"))
+        first = group.create_task(run(intercepted, counter="n"))
         await at_load.wait()
-        others = [group.create_task(run(meddled, counter="n")) for _ in range(5)]
+        others = [group.create_task(run(intercepted, counter="n")) for _ in range(5)]
         await asyncio.sleep(0)
         first.cancel()
     assert sorted(other.result().n for other in others) == [1, 2, 3, 4, 5]
@@ -237,25 +237,25 @@ def failing(body):
     return Script(f"-- script: failing\n-- reply done n:int\n{body}", "failing.lua", replies=Done)
 
 
-async def test_an_error_reply_is_a_typed_error_with_its_code(redis):
+async def test_script_error_reply_raises_script_failed_with_its_code(redis):
     with pytest.raises(ScriptFailed, match="The Redis script failing failed: the books are shut") as failed:
         await failing("return redis.error_reply('SHUT the books are shut')")(redis)
     assert failed.value.facts == {"script": "failing", "word": "SHUT"}
 
 
-async def test_a_lua_error_names_the_line_of_the_file(redis):
+async def test_lua_error_names_the_line_of_the_file(redis):
     with pytest.raises(ScriptFailed, match=r"user_script:5:.*boom"):
         await failing("\n\nerror('boom')")(redis)
 
 
-async def test_a_wrong_type_in_redis_is_a_failed_script(redis):
+async def test_wrong_redis_type_raises_script_failed(redis):
     await redis.lpush("n", 1)
     await redis.pexpire("n", 60_000)
     with pytest.raises(ScriptFailed, match="wrong kind of value"):
         await counting()(redis, counter="n")
 
 
-async def test_every_script_of_rota_compiles_on_this_server(redis):
+async def test_all_rota_scripts_compile_on_this_server(redis):
     for file in sorted(Path(rota.__file__).parent.rglob("*.lua")):
         text = file.read_text()
         if text.startswith("-- script:"):

@@ -11,7 +11,7 @@ import structlog
 from rota.infra.rpc.auth import SharedSecretInterceptor, bearer_interceptors
 from rota.model.errors import InvalidSetting
 
-NEW, OLD, STRANGE = "n3w-" * 8, "0ld-" * 8, "str4nge-" * 4
+NEW, OLD, UNKNOWN = "n3w-" * 8, "0ld-" * 8, "str4nge-" * 4
 KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
 HEALTH = "/test.Echo/Health"
 
@@ -45,7 +45,7 @@ METHODS = {
 
 @pytest.fixture
 async def serve():
-    """Factory: a server with these interceptor arguments; gives a factory of channels with a secret, or without."""
+    """Factory for servers with these interceptor arguments; returns a factory of channels with or without a secret."""
     started, channels = [], []
 
     async def start(*args, **more):
@@ -72,7 +72,7 @@ async def serve():
 
 
 async def call(channel, kind, method=None, **more):
-    """Say "a,b" by a call of this kind; the answer as a list of parts."""
+    """Send "a,b" with a call of this kind; returns the reply as a list of parts."""
     path = method or f"/test.Echo/{kind}"
     async with asyncio.timeout(5):
         match kind:
@@ -81,12 +81,12 @@ async def call(channel, kind, method=None, **more):
             case "UnaryStream":
                 return [part async for part in channel.unary_stream(path)(b"a,b", **more)]
             case "StreamUnary":
-                return [await channel.stream_unary(path)(said(), **more)]
+                return [await channel.stream_unary(path)(request_parts(), **more)]
             case "StreamStream":
-                return [part async for part in channel.stream_stream(path)(said(), **more)]
+                return [part async for part in channel.stream_stream(path)(request_parts(), **more)]
 
 
-async def said():
+async def request_parts():
     yield b"a"
     yield b"b"
 
@@ -98,14 +98,14 @@ async def refused(*args, **more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_with_the_secret_is_let_in(serve, kind):
+async def test_call_with_the_secret_is_accepted(serve, kind):
     connect = await serve([NEW])
     expected = {"UnaryUnary": [b"a,b"], "StreamUnary": [b"a,b"]}.get(kind, [b"a", b"b"])
     assert await call(connect(NEW), kind) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_without_a_secret_is_refused_with_a_sentence(serve, kind):
+async def test_call_without_a_secret_is_refused_with_a_message(serve, kind):
     connect = await serve([NEW])
     code, details = await refused(connect(), kind)
     assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -113,18 +113,18 @@ async def test_a_call_without_a_secret_is_refused_with_a_sentence(serve, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_with_another_secret_is_refused_and_no_secret_is_told(serve, kind):
+async def test_call_with_another_secret_is_refused_without_leaking_secrets(serve, kind):
     connect = await serve([NEW])
     with structlog.testing.capture_logs() as logs:
-        code, details = await refused(connect(STRANGE), kind)
+        code, details = await refused(connect(UNKNOWN), kind)
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert "not accepted" in details
     assert logs
-    for secret in (NEW, STRANGE):
+    for secret in (NEW, UNKNOWN):
         assert secret not in f"{details} {logs}"
 
 
-async def test_a_refused_stream_ends_although_its_caller_has_said_nothing(serve):
+async def test_refused_stream_ends_although_its_caller_sent_nothing(serve):
     connect = await serve([NEW])
     silent = connect().stream_stream("/test.Echo/StreamStream")()
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -133,13 +133,13 @@ async def test_a_refused_stream_ends_although_its_caller_has_said_nothing(serve)
     assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_who_has_no_secret_does_not_learn_which_methods_exist(serve):
+async def test_caller_without_a_secret_cannot_discover_methods(serve):
     connect = await serve([NEW])
     assert (await refused(connect(), "UnaryUnary", "/test.Echo/None"))[0] is grpc.StatusCode.UNAUTHENTICATED
     assert (await refused(connect(NEW), "UnaryUnary", "/test.Echo/None"))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_while_secrets_rotate_both_are_accepted_and_afterwards_one(serve):
+async def test_secret_rotation_accepts_both_secrets_and_afterwards_one(serve):
     rotating = await serve([NEW, OLD])
     for secret in (NEW, OLD):
         assert await call(rotating(secret), "UnaryUnary") == [b"a,b"]
@@ -155,22 +155,22 @@ async def test_while_secrets_rotate_both_are_accepted_and_afterwards_one(serve):
         [("authorization", "Bearer ")],
         [("authorization", f"Bearer {NEW[:-1]}")],
         [("authorization", f"Bearer {NEW}x")],
-        [("authorization", f"Bearer {NEW}"), ("authorization", f"Bearer {STRANGE}")],
+        [("authorization", f"Bearer {NEW}"), ("authorization", f"Bearer {UNKNOWN}")],
         [("x-authorization", f"Bearer {NEW}")],
     ],
 )
-async def test_only_one_exact_bearer_header_counts(serve, headers):
+async def test_only_one_exact_bearer_header_is_accepted(serve, headers):
     connect = await serve([NEW])
     assert (await refused(connect(), "UnaryUnary", metadata=headers))[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_the_callers_own_metadata_travels_and_cannot_replace_the_secret(serve):
+async def test_caller_metadata_is_forwarded_and_cannot_replace_the_secret(serve):
     connect = await serve([NEW])
     metadata = [("traceparent", "00-1"), ("authorization", "Bearer wrong")]
     assert await call(connect(NEW), "UnaryUnary", metadata=metadata) == [b"a,b"]
 
 
-async def test_only_methods_named_as_open_need_no_secret(serve):
+async def test_only_open_methods_need_no_secret(serve):
     connect = await serve([NEW], open_methods=[HEALTH])
     assert await call(connect(), "UnaryUnary", HEALTH) == [b"a,b"]
     assert (await refused(connect(), "UnaryUnary"))[0] is grpc.StatusCode.UNAUTHENTICATED
@@ -179,18 +179,18 @@ async def test_only_methods_named_as_open_need_no_secret(serve):
 
 
 @pytest.mark.parametrize("secrets", [[], [""], ["short"], [NEW, "short"], ["has spaces in it, so it has"], ["ü" * 20]])
-def test_a_server_does_not_start_without_a_strong_secret(secrets):
+def test_server_does_not_start_without_a_strong_secret(secrets):
     with pytest.raises(InvalidSetting) as error:
         SharedSecretInterceptor(secrets)
     assert "short" not in error.value.sentence
 
 
-def test_no_secret_shows_in_a_repr():
+def test_secrets_are_hidden_in_repr():
     for thing in (SharedSecretInterceptor([NEW]), *bearer_interceptors(NEW)):
         shown = f"{thing!r} {vars(thing)!r}"
         assert NEW not in shown
 
 
-def test_grpc_is_not_imported_by_those_who_do_not_use_it():
+def test_grpc_is_not_imported_by_code_that_does_not_use_it():
     script = "import sys, rota.infra, rota.infra.rpc; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Services: their states, their restarts, and the order in which a supervisor starts and ends them."""
+"""Services: states, restarts, and the order in which a supervisor starts and stops them."""
 
 import asyncio
 import os
@@ -16,14 +16,14 @@ QUICK = RestartPolicy(limit=2, pauses=Backoff(0.001, 0.002))
 
 
 class Body:
-    """A body that tells what happens to it. It crashes a moment after it was ready, or instead of becoming so."""
+    """A service body that records its events. It crashes shortly after becoming ready, or instead of it."""
 
-    def __init__(self, name="body", journal=None, *, crashes=(), becomes_ready=True, ends_when_asked=True):
+    def __init__(self, name="body", journal=None, *, crashes=(), becomes_ready=True, ends_on_drain=True):
         self.name = name
         self.journal = journal if journal is not None else []
         self.crashes = list(crashes)
         self.becomes_ready = becomes_ready
-        self.ends_when_asked = ends_when_asked
+        self.ends_on_drain = ends_on_drain
         self.starts = 0
 
     async def __call__(self, life):
@@ -37,7 +37,7 @@ class Body:
                 raise self.crashes.pop(0)
             await life.until_draining()
             self.journal.append(f"{self.name} drains")
-            if not self.ends_when_asked:
+            if not self.ends_on_drain:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.journal.append(f"{self.name} cancelled")
@@ -52,7 +52,7 @@ def supervised(*services, **options):
     return supervisor
 
 
-async def test_a_service_goes_from_new_over_ready_to_stopped():
+async def test_service_goes_from_new_through_ready_to_stopped():
     body, seen = Body(), []
     service = Service("one", body)
     async with asyncio.TaskGroup() as tasks:
@@ -66,7 +66,7 @@ async def test_a_service_goes_from_new_over_ready_to_stopped():
     assert not service.cut
 
 
-async def test_stop_before_start_wins():
+async def test_stop_before_start_prevents_the_start():
     body = Body()
     service = Service("one", body)
     async with asyncio.TaskGroup() as tasks:
@@ -76,7 +76,7 @@ async def test_stop_before_start_wins():
     assert body.journal == []
 
 
-async def test_starting_twice_runs_one_body():
+async def test_service_started_twice_runs_one_body():
     body = Body()
     service = Service("one", body)
     async with asyncio.TaskGroup() as tasks:
@@ -98,8 +98,8 @@ async def test_stop_right_after_start_ends_it_before_its_first_step():
     assert body.starts == 0
 
 
-async def test_stop_during_start_cancels_at_once_since_nothing_is_under_way():
-    body = Body(becomes_ready=False, ends_when_asked=False)
+async def test_stop_during_start_cancels_immediately():
+    body = Body(becomes_ready=False, ends_on_drain=False)
     service = Service("one", body)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         service.start(tasks)
@@ -110,7 +110,7 @@ async def test_stop_during_start_cancels_at_once_since_nothing_is_under_way():
     assert not service.cut
 
 
-async def test_everybody_who_stops_it_waits_for_the_same_end():
+async def test_concurrent_stops_wait_for_the_same_end():
     body = Body()
     service = Service("one", body)
     async with asyncio.TaskGroup() as tasks:
@@ -122,8 +122,8 @@ async def test_everybody_who_stops_it_waits_for_the_same_end():
     assert body.journal == ["body starts", "body drains", "body ends"]
 
 
-async def test_a_body_that_overruns_its_budget_is_cancelled():
-    body = Body(ends_when_asked=False)
+async def test_body_that_exceeds_its_drain_budget_is_cancelled():
+    body = Body(ends_on_drain=False)
     service = Service("one", body)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         service.start(tasks)
@@ -133,7 +133,7 @@ async def test_a_body_that_overruns_its_budget_is_cancelled():
     assert service.cut
 
 
-async def test_a_crashed_body_is_started_again_and_counted():
+async def test_crashed_body_is_restarted_and_counted():
     body = Body(crashes=[ValueError("boom")])
     service = Service("crashing", body, restarts=QUICK)
     before = lifecycle.SERVICE_RESTARTS.labels("crashing")._value.get()
@@ -145,7 +145,7 @@ async def test_a_crashed_body_is_started_again_and_counted():
     assert lifecycle.SERVICE_RESTARTS.labels("crashing")._value.get() == before + 1
 
 
-async def test_a_body_that_returns_unasked_or_is_cancelled_from_inside_has_crashed():
+async def test_body_that_returns_early_or_cancels_itself_counts_as_crashed():
     async def returns(life):
         life.ready()
         await life.pause(0.001)
@@ -161,7 +161,7 @@ async def test_a_body_that_returns_unasked_or_is_cancelled_from_inside_has_crash
         assert isinstance(service.error, lifecycle.EndedEarly)
 
 
-async def test_crashing_too_often_fails_for_good_and_ends_the_process_with_status_1():
+async def test_repeated_crashes_fail_the_service_and_end_the_process_with_status_1():
     journal = []
     steady = Service("steady", Body("steady", journal))
     broken = Service("broken", Body("broken", journal, crashes=[ValueError("boom")] * 9), restarts=QUICK)
@@ -175,13 +175,13 @@ async def test_crashing_too_often_fails_for_good_and_ends_the_process_with_statu
     assert supervisor.exit_status == 1
 
 
-async def test_waiting_for_a_server_is_never_given_up():
-    absences = [PostgresUnavailable("gone")] * 5 + [ExceptionGroup("two", [PostgresUnavailable("gone")])] * 5
-    body = Body(crashes=absences)
+async def test_waiting_for_an_unavailable_server_never_exhausts_restarts():
+    outages = [PostgresUnavailable("gone")] * 5 + [ExceptionGroup("two", [PostgresUnavailable("gone")])] * 5
+    body = Body(crashes=outages)
     service = Service("one", body, restarts=QUICK)
     supervisor = supervised(service)
     async with asyncio.timeout(5), supervisor.running():
-        while body.starts <= len(absences):
+        while body.starts <= len(outages):
             await service.wait_for(ServiceState.RESTARTING)
             assert "one" in supervisor.unready()
             await service.wait_for(ServiceState.READY)
@@ -189,14 +189,14 @@ async def test_waiting_for_a_server_is_never_given_up():
     assert supervisor.exit_status == 0
 
 
-async def test_one_other_error_among_absent_servers_counts_as_a_crash():
+async def test_other_error_among_unavailable_servers_counts_as_a_crash():
     mixed = ExceptionGroup("two", [PostgresUnavailable("gone"), ValueError("boom")])
     service = Service("one", Body(crashes=[mixed] * 9), restarts=QUICK)
     async with supervised(service).running():
         assert await service.wait_for(ServiceState.FAILED) is ServiceState.FAILED
 
 
-async def test_a_body_that_was_steady_starts_with_a_clean_slate():
+async def test_steady_body_resets_its_restart_count():
     forgiving = RestartPolicy(limit=1, pauses=Backoff(0.001, 0.001), steady_s=0.0)
     body = Body(crashes=[ValueError("boom")] * 6)
     service = Service("one", body, restarts=forgiving)
@@ -207,7 +207,7 @@ async def test_a_body_that_was_steady_starts_with_a_clean_slate():
         assert service.state is ServiceState.READY
 
 
-async def test_unfit_from_the_start_is_final_and_raised_as_it_is():
+async def test_setup_error_at_start_is_final_and_raised_unchanged():
     refused = LoginRefused("PostgreSQL refused the password; set it.")
     body = Body(crashes=[refused], becomes_ready=False)
     with pytest.raises(LoginRefused) as raised:
@@ -217,7 +217,7 @@ async def test_unfit_from_the_start_is_final_and_raised_as_it_is():
     assert body.starts == 1
 
 
-async def test_a_service_that_is_not_ready_in_time_ends_the_start_with_a_sentence():
+async def test_service_not_ready_in_time_fails_the_start_with_a_message():
     journal = []
     first = Service("first", Body("first", journal))
     slow = Service("slow", Body("slow", journal, becomes_ready=False))
@@ -228,7 +228,7 @@ async def test_a_service_that_is_not_ready_in_time_ends_the_start_with_a_sentenc
     assert journal == ["first starts", "slow starts", "slow cancelled", "first drains", "first ends"]
 
 
-async def test_the_sentence_about_a_late_service_hides_secrets():
+async def test_message_about_a_late_service_masks_secrets():
     body = Body(crashes=[OSError("redis://:c4nary@host")] * 99, becomes_ready=False)
     service = Service("one", body, restarts=RestartPolicy(limit=99, pauses=Backoff(0.001, 0.001)))
     with pytest.raises(SetupFailed) as raised:
@@ -238,7 +238,7 @@ async def test_the_sentence_about_a_late_service_hides_secrets():
     assert "@host" in str(raised.value)
 
 
-async def test_services_start_in_order_and_end_in_reverse():
+async def test_services_start_in_order_and_stop_in_reverse():
     journal = []
     supervisor = supervised(*(Service(name, Body(name, journal)) for name in ("one", "two", "three")))
     async with supervisor.running():
@@ -250,15 +250,15 @@ async def test_services_start_in_order_and_end_in_reverse():
     assert supervisor.exit_status == 0
 
 
-async def test_the_drain_budget_is_shared_and_what_is_left_over_is_cut(monkeypatch):
+async def test_drain_budget_is_shared_and_the_remaining_services_are_cancelled(monkeypatch):
     budgets, stop = [], Service.stop
 
-    async def noted(service, budget_s):
+    async def recorded(service, budget_s):
         budgets.append(budget_s)
         return await stop(service, budget_s)
 
-    monkeypatch.setattr(Service, "stop", noted)
-    stubborn = [Service(f"s{n}", Body(ends_when_asked=False)) for n in range(3)]
+    monkeypatch.setattr(Service, "stop", recorded)
+    stubborn = [Service(f"s{n}", Body(ends_on_drain=False)) for n in range(3)]
     supervisor = supervised(*stubborn, drain_budget_s=0.02)
     async with supervisor.running():
         pass
@@ -267,7 +267,7 @@ async def test_the_drain_budget_is_shared_and_what_is_left_over_is_cut(monkeypat
     assert supervisor.exit_status == 1
 
 
-async def test_an_error_in_the_block_still_drains_and_is_raised_bare():
+async def test_error_in_the_running_block_still_drains_and_is_raised_unwrapped():
     journal = []
     with pytest.raises(KeyError, match="mine"):
         async with supervised(Service("one", Body("one", journal))).running():
@@ -275,7 +275,7 @@ async def test_an_error_in_the_block_still_drains_and_is_raised_bare():
     assert journal[-1] == "one ends"
 
 
-async def test_a_body_that_crashes_while_draining_makes_the_exit_unclean():
+async def test_body_that_crashes_while_draining_makes_the_exit_unclean():
     async def crashes_late(life):
         life.ready()
         await life.until_draining()
@@ -288,7 +288,7 @@ async def test_a_body_that_crashes_while_draining_makes_the_exit_unclean():
     assert supervisor.exit_status == 1
 
 
-async def test_a_body_that_ignores_cancellation_is_abandoned(monkeypatch):
+async def test_body_that_ignores_cancellation_is_abandoned(monkeypatch):
     monkeypatch.setattr(lifecycle, "CANCEL_GRACE_S", 0.01)
     released, abandoned = asyncio.Event(), []
 
@@ -309,20 +309,20 @@ async def test_a_body_that_ignores_cancellation_is_abandoned(monkeypatch):
 
 
 async def test_pause_ends_early_when_draining():
-    turns = []
+    iterations = []
 
     async def loops(life):
         life.ready()
-        while await life.pause(0.001 if len(turns) < 3 else 60):
-            turns.append(1)
+        while await life.pause(0.001 if len(iterations) < 3 else 60):
+            iterations.append(1)
 
     service = Service("one", loops)
     async with asyncio.timeout(5), supervised(service).running():
-        await until(lambda: len(turns) == 3)
+        await until(lambda: len(iterations) == 3)
     assert not service.cut
 
 
-async def test_asking_to_stop_while_starting_ends_the_start():
+async def test_stop_requested_while_starting_ends_the_start():
     journal = []
     supervisor = supervised(
         Service("first", Body("first", journal)),
@@ -347,6 +347,6 @@ async def test_signal_handlers_are_restored():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_two_services_of_one_name_are_refused():
+def test_duplicate_service_name_is_refused():
     with pytest.raises(AssertionError, match="two services"):
         supervised(Service("one", Body()), Service("one", Body()))
