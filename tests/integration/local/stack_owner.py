@@ -1,4 +1,4 @@
-"""Owns a local stack until it is stopped or killed: `python -m tests.integration.local.stack_owner DATA [MODE]`."""
+"""Owns a local stack until stopped or killed: `python -m tests.integration.local.stack_owner DATA [MODE]`."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The key that `rota up` makes for its machine, and how programs there find it with the address of the API."""
+"""The API key that `rota up` creates for its machine, and how local programs find it with the API address."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from rota.server.access import ApiKeyStore, KeyCheck
 KEY = f"rota_{'0' * 10}_{'0' * 39}"
 
 
-async def opened(database, text):
+async def authenticate(database, text):
     return await KeyCheck(database).check(text)
 
 
@@ -26,11 +26,11 @@ def settings(folder, **environ):
     return resolve((), {"ROTA_LOCAL_DATA_DIR": str(folder), **environ}).settings
 
 
-async def test_up_makes_its_key_once_and_keeps_it_to_its_owner(database, tmp_path):
+async def test_up_creates_its_key_once_readable_only_by_its_owner(database, tmp_path):
     await local_key.ensure_key(database, tmp_path)
     kept = api_key.read_key(tmp_path)
     assert stat.S_IMODE((tmp_path / "api.key").stat().st_mode) == 0o600
-    assert (await opened(database, kept.text)).has_role(Role.ADMIN)
+    assert (await authenticate(database, kept.text)).has_role(Role.ADMIN)
     (tmp_path / "api.key").chmod(0o644)
     await local_key.ensure_key(database, tmp_path)
     assert stat.S_IMODE((tmp_path / "api.key").stat().st_mode) == 0o600
@@ -39,7 +39,7 @@ async def test_up_makes_its_key_once_and_keeps_it_to_its_owner(database, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["revoked", "damaged", "removed"])
-async def test_a_key_of_up_that_opens_no_more_is_replaced(database, tmp_path, how):
+async def test_invalid_key_of_up_is_replaced(database, tmp_path, how):
     await local_key.ensure_key(database, tmp_path)
     kept = api_key.read_key(tmp_path)
     match how:
@@ -52,28 +52,28 @@ async def test_a_key_of_up_that_opens_no_more_is_replaced(database, tmp_path, ho
     await local_key.ensure_key(database, tmp_path)
     made = api_key.read_key(tmp_path)
     assert made != kept
-    assert (await opened(database, made.text)).has_role(Role.ADMIN)
+    assert (await authenticate(database, made.text)).has_role(Role.ADMIN)
 
 
-async def test_up_that_died_before_postgresql_had_its_key_takes_the_same_one_in(database, tmp_path, monkeypatch):
-    class Died(Exception):
+async def test_up_that_crashed_before_storing_its_key_reuses_the_key_file(database, tmp_path, monkeypatch):
+    class Crashed(Exception):
         pass
 
-    def die(place):
+    def crash(place):
         if place == "access.after_file_before_row":
-            raise Died
+            raise Crashed
 
     with monkeypatch.context() as patched:
-        patched.setattr(failpoints, "hit", die)
-        with pytest.raises(Died):
+        patched.setattr(failpoints, "hit", crash)
+        with pytest.raises(Crashed):
             await local_key.ensure_key(database, tmp_path)
     kept = api_key.read_key(tmp_path)
     await local_key.ensure_key(database, tmp_path)
     assert api_key.read_key(tmp_path) == kept
-    assert (await opened(database, kept.text)).has_role(Role.ADMIN)
+    assert (await authenticate(database, kept.text)).has_role(Role.ADMIN)
 
 
-async def test_the_api_that_is_set_comes_first_and_the_local_key_goes_nowhere_else(database, tmp_path):
+async def test_configured_api_takes_precedence_and_the_local_key_is_not_sent_to_it(database, tmp_path):
     await local_key.ensure_key(database, tmp_path)
     found = api_key.find_endpoint(settings(tmp_path, ROTA_API_URL="https://rota.internal/", ROTA_API_KEY=KEY))
     assert (found.url, found.key) == ("https://rota.internal", KEY)
@@ -82,13 +82,13 @@ async def test_the_api_that_is_set_comes_first_and_the_local_key_goes_nowhere_el
         api_key.find_endpoint(settings(tmp_path, ROTA_API_URL="https://rota.internal"))
 
 
-async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path):
+async def test_api_of_a_running_up_is_found_with_its_key(database, tmp_path):
     with pytest.raises(InvalidSetting, match="No API is configured: set ROTA_API_URL and ROTA_API_KEY"):
         api_key.find_endpoint(settings(tmp_path))
     owned = DataDir.claim(tmp_path)
     try:
-        told = {"pid": os.getpid(), "listen": "http://127.0.0.1:7682", "urls": {}, "worker": "x"}
-        (tmp_path / "up.json").write_text(json.dumps(told))
+        state = {"pid": os.getpid(), "listen": "http://127.0.0.1:7682", "urls": {}, "worker": "x"}
+        (tmp_path / "up.json").write_text(json.dumps(state))
         with pytest.raises(InvalidSetting, match=r"api.key has no valid key"):
             api_key.find_endpoint(settings(tmp_path))
         await local_key.ensure_key(database, tmp_path)
@@ -101,13 +101,13 @@ async def test_the_api_of_a_running_up_is_found_with_its_key(database, tmp_path)
         api_key.find_endpoint(settings(tmp_path))
 
 
-def test_a_key_file_that_cannot_be_read_or_written_is_told(tmp_path):
+def test_unusable_key_file_raises_setup_failed(tmp_path):
     (tmp_path / "api.key").mkdir()
     with pytest.raises(SetupFailed, match="cannot be used"):
         api_key.read_key(tmp_path)
 
 
-def test_a_key_that_is_set_wrongly_is_refused_and_not_shown(tmp_path):
+def test_invalid_configured_key_is_refused_and_not_shown(tmp_path):
     with pytest.raises(InvalidSetting) as refused:
         settings(tmp_path, ROTA_API_KEY="hunter2")
     assert "api.key" in refused.value.sentence

@@ -1,4 +1,4 @@
-"""Local servers: one owner, no orphans, no data lost, and every refusal says what to do."""
+"""Local servers: one owner, no orphans, no data loss, and every error names the remedy."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def _family(pids):
 
 
 def _running(pids):
-    """Those of `pids` that run; a zombie does not."""
+    """The pids that are running; zombies are not."""
     alive = set()
     for pid in pids:
         try:
@@ -90,7 +90,7 @@ async def _owner(spawn, data, *mode):
     return owner, urls, pids
 
 
-# Each of these once broke a server, or opened one to the world: patterns, quotes, letters beyond ASCII.
+# Regressions: patterns, quotes and non-ASCII letters that broke a server or exposed it to the network.
 @pytest.mark.parametrize("name", ["with spaces", "x[red]*?y", "é\"'$%{a}#b\\c"])
 async def test_data_ports_and_passwords_survive_a_clean_stop(tmp_path, name):
     first = LocalStack(options_for_tests(tmp_path / name))
@@ -109,7 +109,7 @@ async def test_data_ports_and_passwords_survive_a_clean_stop(tmp_path, name):
         await again.stop()
 
 
-async def test_redis_keeps_nothing_on_disk_and_never_evicts(private_redis):
+async def test_redis_persists_nothing_and_never_evicts(private_redis):
     private = await private_redis()
     async with redis.asyncio.Redis.from_url(private.url) as client:
         assert (await client.info("memory"))["maxmemory_policy"] == "noeviction"
@@ -121,7 +121,7 @@ async def test_redis_keeps_nothing_on_disk_and_never_evicts(private_redis):
         assert await client.dbsize() == 0
 
 
-async def test_a_second_owner_is_refused_by_name_and_disturbs_nothing(private_stack):
+async def test_second_owner_is_refused_with_the_pid_and_changes_nothing(private_stack):
     running = await private_stack("redis")
     data = running.options.data_dir
     before = (data / "state.json").read_text()
@@ -132,20 +132,20 @@ async def test_a_second_owner_is_refused_by_name_and_disturbs_nothing(private_st
 
 
 @pytest.mark.parametrize("mode", ["auto", "guard"])
-async def test_killing_the_owner_takes_every_server_along_and_loses_nothing(spawn, tmp_path, mode):
+async def test_killed_owner_stops_every_server_without_data_loss(spawn, tmp_path, mode):
     owner, urls, pids = await _owner(spawn, tmp_path / "d", mode)
     await _answers(urls)
     family = _family(pids)
     assert len(family) > 3
     owner.kill()
-    await until(lambda: not _running(family), within_s=20, what="the end of every server")
+    await until(lambda: not _running(family), within_s=20, what="every server to end")
     _, urls_again, _ = await _owner(spawn, tmp_path / "d")
     assert urls_again == urls
     assert await _row_count(urls["postgres"]) == 2
     assert await _stream_count(urls["nats"]) == 2
 
 
-async def test_a_new_owner_waits_for_the_servers_of_a_killed_one(spawn, tmp_path):
+async def test_new_owner_waits_for_the_servers_of_a_killed_one(spawn, tmp_path):
     owner, urls, pids = await _owner(spawn, tmp_path / "d")
     os.kill(pids[1], signal.SIGSTOP)  # one server cannot stop, so it still holds the lock
     owner.kill()
@@ -159,7 +159,7 @@ async def test_a_new_owner_waits_for_the_servers_of_a_killed_one(spawn, tmp_path
 
 
 @pytest.mark.parametrize("victims", [["postgres"], ["redis"], ["nats"], ["postgres", "redis", "nats"]])
-async def test_killed_servers_come_back_at_the_same_urls_with_their_data(private_stack, victims):
+async def test_killed_servers_restart_at_the_same_urls_with_their_data(private_stack, victims):
     stack = await private_stack("postgres", "redis", "nats")
     urls = {name: stack.url(name) for name in stack.servers}
     await _answers(urls)
@@ -169,7 +169,7 @@ async def test_killed_servers_come_back_at_the_same_urls_with_their_data(private
         os.kill(pids[name], signal.SIGKILL)
     for name in victims:
         server = stack.servers[name]
-        await until(lambda s=server, p=pids[name]: s.process.pid != p, what=f"a new {name}")
+        await until(lambda s=server, p=pids[name]: s.process.pid != p, what=f"a restarted {name}")
     await until(lambda: _all_answer(urls), within_s=20, what="answers from all servers")
     assert {name: stack.url(name) for name in stack.servers} == urls
     watching.cancel()
@@ -184,7 +184,7 @@ async def _all_answer(urls):
     return True
 
 
-async def test_a_server_that_keeps_dying_ends_the_watch_with_a_sentence(private_stack, monkeypatch):
+async def test_server_that_keeps_dying_ends_the_watch_with_an_error(private_stack, monkeypatch):
     monkeypatch.setattr("rota.local.stack.RESTARTS_MAX", 1)
     stack = await private_stack("redis")
     watching = asyncio.create_task(stack.watch())
@@ -197,7 +197,7 @@ async def test_a_server_that_keeps_dying_ends_the_watch_with_a_sentence(private_
         await watching
 
 
-async def test_a_cluster_of_another_major_version_is_refused_and_left_alone(private_stack):
+async def test_cluster_of_another_major_version_is_refused_and_unchanged(private_stack):
     stack = await private_stack("postgres")
     await stack.stop()
     made_by = stack.options.data_dir / "postgres" / "data" / "PG_VERSION"
@@ -211,7 +211,7 @@ async def test_a_cluster_of_another_major_version_is_refused_and_left_alone(priv
     assert owner_of(stack.options.data_dir) is None
 
 
-async def test_a_kept_port_that_was_taken_meanwhile_is_replaced(private_stack):
+async def test_saved_port_that_is_now_taken_is_replaced(private_stack):
     stack = await private_stack("redis")
     port = stack.servers["redis"].port
     await stack.stop()
@@ -222,7 +222,7 @@ async def test_a_kept_port_that_was_taken_meanwhile_is_replaced(private_stack):
         await again.stop()
 
 
-async def test_a_port_taken_between_choosing_and_binding_is_retried(private_stack, monkeypatch):
+async def test_port_taken_between_choice_and_bind_is_retried(private_stack, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         chosen = iter([taken.getsockname()[1]])
         real = LocalStack._server
@@ -240,7 +240,7 @@ async def test_a_port_taken_between_choosing_and_binding_is_retried(private_stac
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis", "nats"])
-async def test_a_port_asked_for_by_number_and_taken_is_refused_and_nothing_runs(tmp_path, name):
+async def test_configured_port_that_is_taken_is_refused_and_nothing_runs(tmp_path, name):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         stack = LocalStack(options_for_tests(tmp_path / "d", servers=(name,), ports={name: port}))
@@ -249,11 +249,11 @@ async def test_a_port_asked_for_by_number_and_taken_is_refused_and_nothing_runs(
     assert owner_of(tmp_path / "d") is None
 
 
-async def test_passwords_are_in_closed_files_and_in_no_command_line(private_stack):
+async def test_passwords_are_only_in_private_files_and_in_no_command_line(private_stack):
     stack = await private_stack("postgres", "redis", "nats")
     secrets = json.loads((stack.options.data_dir / "credentials.json").read_text()).values()
     for pid in _family([server.process.pid for server in stack.servers.values()]):
-        with suppress(FileNotFoundError, ProcessLookupError):  # helpers of PostgreSQL come and go
+        with suppress(FileNotFoundError, ProcessLookupError):  # PostgreSQL helper processes may exit meanwhile
             command = Path(f"/proc/{pid}/cmdline").read_text()
             assert not [secret for secret in secrets if secret in command]
     for path in stack.options.data_dir.rglob("*"):
@@ -263,7 +263,7 @@ async def test_passwords_are_in_closed_files_and_in_no_command_line(private_stac
 
 
 def _listening(stack):
-    """The addresses, as the kernel writes them, on which the stack's ports are open."""
+    """The addresses, in kernel notation, on which the ports of the stack listen."""
     ports = {f"{server.port:04X}" for server in stack.servers.values()}
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -274,7 +274,7 @@ def _listening(stack):
     return found
 
 
-async def test_a_paused_server_is_stopped_in_order(private_stack):
+async def test_paused_server_is_stopped_cleanly(private_stack):
     stack = await private_stack("postgres")
     server = stack.servers["postgres"]
     server.process.send_signal(signal.SIGSTOP)
@@ -284,7 +284,7 @@ async def test_a_paused_server_is_stopped_in_order(private_stack):
     assert owner_of(stack.options.data_dir) is None
 
 
-async def test_lost_credentials_are_named_at_once(private_stack):
+async def test_missing_credentials_are_reported_immediately(private_stack):
     stack = await private_stack("postgres")
     await stack.stop()
     (stack.options.data_dir / "credentials.json").unlink()
@@ -292,7 +292,7 @@ async def test_lost_credentials_are_named_at_once(private_stack):
         await LocalStack(stack.options).start()
 
 
-async def test_credentials_that_do_not_fit_the_cluster_are_refused_at_once(private_stack):
+async def test_credentials_that_do_not_match_the_cluster_are_refused_immediately(private_stack):
     stack = await private_stack("postgres")
     await stack.stop()
     path = stack.options.data_dir / "credentials.json"
@@ -302,21 +302,21 @@ async def test_credentials_that_do_not_fit_the_cluster_are_refused_at_once(priva
     assert owner_of(stack.options.data_dir) is None
 
 
-def test_a_stranger_with_a_dead_owners_pid_is_not_taken_for_the_owner():
+def test_process_with_a_reused_pid_is_not_taken_for_the_owner():
     mine = DataDirOwner.current()
     assert mine.alive
     assert not DataDirOwner(mine.pid, started="1").alive
     assert not DataDirOwner(2**40).alive
 
 
-def _in_a_small_disk(tmp_path, script):
-    """Run `script` with an 8 MB disk mounted at `tmp_path`; needs a mount namespace of its own."""
-    words = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
+def _run_on_small_disk(tmp_path, script):
+    """Run `script` with an 8 MB disk mounted at `tmp_path`; needs its own mount namespace."""
+    command_prefix = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
     mount = f"mount -t tmpfs -o size=8m tmpfs '{tmp_path}'"
-    if subprocess.run([*words, mount], capture_output=True, check=False).returncode:
+    if subprocess.run([*command_prefix, mount], capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a file system for a full disk: run as root, or allow user namespaces")
     return subprocess.run(
-        [*words, f"{mount} && exec '{sys.executable}' -c \"$SCRIPT\" '{tmp_path}'"],
+        [*command_prefix, f"{mount} && exec '{sys.executable}' -c \"$SCRIPT\" '{tmp_path}'"],
         capture_output=True,
         text=True,
         timeout=50,
@@ -326,8 +326,8 @@ def _in_a_small_disk(tmp_path, script):
 
 
 @pytest.mark.parametrize("check_first", [True, False])
-def test_a_full_disk_is_named_and_nothing_is_left_running(tmp_path, check_first):
-    done = _in_a_small_disk(
+def test_full_disk_is_reported_and_nothing_keeps_running(tmp_path, check_first):
+    done = _run_on_small_disk(
         tmp_path,
         f"""
 import asyncio, sys
@@ -349,12 +349,12 @@ except DiskFull as error:
     assert rest.endswith("None\n")
 
 
-async def test_an_unwritable_data_directory_is_refused_with_the_remedy():
+async def test_unwritable_data_directory_is_refused_with_the_remedy():
     with pytest.raises(SetupFailed, match=r"/proc/rota cannot be used .* set local\.data-dir"):
         await LocalStack(options_for_tests(Path("/proc/rota"))).start()
 
 
-async def test_a_damaged_state_file_is_named(private_stack):
+async def test_damaged_state_file_is_reported(private_stack):
     stack = await private_stack("redis")
     await stack.stop()
     (stack.options.data_dir / "state.json").write_text("{")
@@ -363,7 +363,7 @@ async def test_a_damaged_state_file_is_named(private_stack):
     assert owner_of(stack.options.data_dir) is None
 
 
-async def test_an_interrupted_initdb_leaves_no_half_cluster(private_stack):
+async def test_interrupted_initdb_leaves_no_partial_cluster(private_stack):
     stack = await private_stack("postgres")
     await stack.stop()
     data = stack.options.data_dir / "postgres" / "data"
@@ -377,7 +377,7 @@ async def test_an_interrupted_initdb_leaves_no_half_cluster(private_stack):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another account to become: run as root")
 @pytest.mark.parametrize("mode", ["userns", "setuid"])
-async def test_root_runs_postgres_as_somebody_else(spawn, mode):
+async def test_root_runs_postgres_under_another_account(spawn, mode):
     with _OpenDirectory() as data:
         owner, urls, _ = await _owner(spawn, data, mode)
         assert await owner.line() == f"0 {mode}"
@@ -387,8 +387,8 @@ async def test_root_runs_postgres_as_somebody_else(spawn, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a plain user already: run as root")
-async def test_a_plain_user_needs_nothing_special(spawn, tmp_path):
-    # A user namespace without any capability: to the servers and to us this is an ordinary account.
+async def test_unprivileged_user_needs_no_special_setup(spawn, tmp_path):
+    # A user namespace without capabilities behaves like an ordinary account.
     as_user = [sys.executable, "-I", "-S", str(LAUNCHER), "--parent", str(os.getpid()), "--deathsig", "9"]
     as_user += ["--userns", "1000:1000", "--", sys.executable, "-m", OWNER, str(tmp_path / "d")]
     owner = await spawn(None, argv=as_user)
@@ -401,7 +401,7 @@ async def test_a_plain_user_needs_nothing_special(spawn, tmp_path):
 
 
 class _OpenDirectory:
-    """A directory that any account may pass through; pytest's own are closed."""
+    """A directory that every account may enter; those of pytest are private."""
 
     def __enter__(self):
         import tempfile
