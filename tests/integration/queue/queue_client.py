@@ -1,6 +1,6 @@
-"""A process that takes every way through the queue once, as a producer, dispatcher, worker and leader in one.
+"""A process that uses every operation of the queue once, as producer, dispatcher, worker and leader.
 
-Started with a fault armed, it dies there or loses a reply and then asks again, as its callers would. It prints `done`.
+With a failpoint armed it crashes there, or loses a reply and retries as its callers would. It prints `done`.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ def entry(queue, number, frames=FRAMES):
     return QueueEntry(queue=queue, job=UUID(int=number), layer=UUID(int=number), frames=frames, payload=b"p")
 
 
-async def again(call):
-    """What is safe to repeat after a lost reply is repeated."""
+async def with_retry(call):
+    """Repeat a call that is safe to repeat after a lost reply."""
     try:
         return await call()
     except LostReply:
@@ -39,7 +39,7 @@ async def again(call):
 
 
 async def claimed(queue, owner, lanes, want):
-    """A claim whose reply was lost is found by asking what is open."""
+    """Claim; after a lost reply, find the claim among the open tokens."""
     known = await queue.open_tokens(owner)
     try:
         claims = await queue.claim(lanes, want, owner)
@@ -52,42 +52,44 @@ async def work(queue, owner):
     try:
         await queue.enqueue([entry("film", 1), entry("slow", 2, 10)])
     except LostReply:
-        assert (await queue.counts_exact(["film"]))["film"].waiting == FRAMES, "nothing tells but the rows"
+        assert (await queue.counts_exact(["film"]))["film"].waiting == FRAMES, (
+            "the frames are queued although the reply was lost"
+        )
     lanes = {candidate.queue: candidate.lane for candidate in await queue.candidates()}
     await claimed(queue, owner, [lanes["slow"]], 3)
     tokens = await claimed(queue, owner, [lanes["film"]], 60)
-    await again(lambda: queue.complete(tokens[:10]))
-    await again(lambda: queue.give_back(tokens[10:15]))
-    await again(lambda: queue.retry(tokens[15:20], 0.0))
-    await again(lambda: queue.fail([FrameFailure(token, "broke") for token in tokens[20:30]]))
+    await with_retry(lambda: queue.complete(tokens[:10]))
+    await with_retry(lambda: queue.give_back(tokens[10:15]))
+    await with_retry(lambda: queue.retry(tokens[15:20], 0.0))
+    await with_retry(lambda: queue.fail([FrameFailure(token, "broke") for token in tokens[20:30]]))
     await queue.cancel_running(tokens[30:32])
-    await again(lambda: queue.cancel_waiting(UUID(int=1), frames=range(95, 98)))
+    await with_retry(lambda: queue.cancel_waiting(UUID(int=1), frames=range(95, 98)))
     await queue.park(tokens[32:40], UUID(int=1), rest_of=[lanes["film"]])
     await queue.unpark(UUID(int=1), 10_000)
-    await again(lambda: queue.failed.retry(FailedFilter(queue="film"), most=2))
-    await again(lambda: queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=4))
+    await with_retry(lambda: queue.failed.retry(FailedFilter(queue="film"), most=2))
+    await with_retry(lambda: queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=4))
     await queue.dead_letters.add([DeadLetter(kind="message", reason="poison", cause="m1")])
-    await again(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
+    await with_retry(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
 
 
-async def keep_house(queue, owner, lease, leases):
-    """What waits in the paused queue outlives the ring; everything else ends, and its slots are pruned."""
+async def run_maintenance(queue, owner, lease, leases):
+    """Frames of the paused queue outlive the ring; all others end, and their slots are pruned."""
 
-    async def bury(tokens):
+    async def tombstone(tokens):
         return set(tokens)
 
-    upkeep = QueueMaintenance(queue, leases, bury, MaintenanceIntervals(slot_bytes=1, failed_retention_s=0.0))
+    maintenance = QueueMaintenance(queue, leases, tombstone, MaintenanceIntervals(slot_bytes=1, failed_retention_s=0.0))
     await queue.pause("slow")
     for number in range(8):
-        await upkeep.promote(lease)
+        await maintenance.promote(lease)
         await queue.enqueue([entry("film", 10 + number, 1)])
         lanes = [candidate.lane for candidate in await queue.candidates()]
         await queue.complete(await claimed(queue, owner, lanes, 4000))
-        await upkeep.fold(lease)
-        await upkeep.turn_ring(lease)
-        await upkeep.return_orphans(lease)
-    await again(lambda: upkeep.expire(lease))
-    await upkeep.shed(lease)
+        await maintenance.fold(lease)
+        await maintenance.turn_ring(lease)
+        await maintenance.return_orphans(lease)
+    await with_retry(lambda: maintenance.expire(lease))
+    await maintenance.shed(lease)
 
 
 async def main():
@@ -98,7 +100,7 @@ async def main():
     first, second = [await queue.register_owner(granted[name]) for name in names[:2]]
     await work(queue, first)
     await leases.release([granted["dispatcher:first"]])
-    await keep_house(queue, second, granted["queue:upkeep"], leases)
+    await run_maintenance(queue, second, granted["queue:upkeep"], leases)
     print("done", flush=True)
     await database.close()
 

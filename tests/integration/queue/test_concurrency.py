@@ -1,4 +1,4 @@
-"""Several producers, dispatchers and workers at once, with upkeep among them."""
+"""Several producers, dispatchers and workers at once, with maintenance running."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from tests.support.queue import Dispatcher, Leader, agreed, entry, sql
 from tests.support.waiting import until
 
 PARKED = uuid4()
-"""In whose name the storm parks, so that all of it can be brought back."""
+"""The job under which the stress test parks frames, so that it can unpark all of them."""
 BLOCKED = sql(
     "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
     " WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted"
@@ -21,7 +21,7 @@ BLOCKED = sql(
 
 @pytest.fixture
 async def database(database_url):
-    """With room for everybody."""
+    """With a connection for every task."""
     opened = await Database.open(PostgresTarget(url=database_url, pool_max=16))
     yield opened
     await opened.close()
@@ -37,7 +37,7 @@ async def dispatcher(database):
     return await Dispatcher(database).enlisted()
 
 
-async def test_two_claimers_never_share_a_frame(queue, database):
+async def test_concurrent_claimers_never_share_a_frame(queue, database):
     await queue.enqueue([entry(frames=3000), *(entry() for _ in range(1000))])
     claimers = [await Dispatcher(database, str(number)).enlisted() for number in range(4)]
 
@@ -51,7 +51,7 @@ async def test_two_claimers_never_share_a_frame(queue, database):
     assert len(taken) == len(set(taken)) == 4000
 
 
-async def test_a_claimer_passes_by_a_lane_that_another_one_is_claiming_from(queue, database, dispatcher):
+async def test_claimer_skips_a_lane_locked_by_another_claimer(queue, database, dispatcher):
     [busy] = await queue.enqueue([entry(priority=9)])
     await queue.enqueue([entry(priority=1, payload=b"free")])
     async with database.transaction() as tx:
@@ -60,19 +60,19 @@ async def test_a_claimer_passes_by_a_lane_that_another_one_is_claiming_from(queu
     assert len(await dispatcher.pieces()) == 1
 
 
-async def test_an_enqueue_that_is_not_committed_is_never_skipped(queue, database, dispatcher):
-    """With one shard the second producer waits, so that the cursor cannot pass the first one's turns."""
+async def test_uncommitted_enqueue_is_never_skipped(queue, database, dispatcher):
+    """With one shard the second producer waits, so that the cursor cannot pass the positions of the first."""
     await queue.ensure_queue("film", shards=1)
     async with database.transaction() as first:
         [placed] = await queue.enqueue([entry(payload=b"first")], on=first)
         second = asyncio.create_task(queue.enqueue([entry(payload=b"second")]))
-        await until(lambda: database.value(BLOCKED), what="the second producer's wait")
+        await until(lambda: database.value(BLOCKED), what="the second producer to wait")
         assert await dispatcher.claim(lanes=[placed.lane]) == []
     await second
     assert [piece.payload for piece in await dispatcher.pieces()] == [b"first", b"second"]
 
 
-async def test_an_aborted_enqueue_leaves_no_gap(queue, database, dispatcher):
+async def test_aborted_enqueue_leaves_no_gap(queue, database, dispatcher):
     async def aborted():
         async with database.transaction() as tx:
             await queue.enqueue([entry()], on=tx)
@@ -84,7 +84,7 @@ async def test_an_aborted_enqueue_leaves_no_gap(queue, database, dispatcher):
     assert placed.first_seq == 0
 
 
-async def test_a_producer_that_stays_in_its_transaction_delays_nobody(queue, database, dispatcher):
+async def test_producer_in_an_open_transaction_delays_no_other(queue, database, dispatcher):
     async with database.transaction() as tx, asyncio.timeout(5):
         await queue.enqueue([entry(frames=3)], on=tx)
         for queue_name in ("film", "short"):
@@ -102,38 +102,38 @@ async def test_a_producer_that_stays_in_its_transaction_delays_nobody(queue, dat
     assert len(await dispatcher.tokens()) == 3
 
 
-async def test_a_storm_of_everything_at_once_conserves_every_frame(queue, database, monkeypatch):
-    """Frames only move between states: at every moment their sum is what was queued and committed by then."""
+async def test_concurrent_operations_of_all_kinds_conserve_every_frame(queue, database, monkeypatch):
+    """Frames only move between states: at any time their sum equals the frames enqueued and committed so far."""
     monkeypatch.setattr(storage, "CARRY_MAX", 5)
-    storm = Storm(queue, database, frames=6000)
+    stress = StressRun(queue, database, frames=6000)
     async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
         for number in range(2):
-            tasks.create_task(storm.produce(random.Random(number)))
+            tasks.create_task(stress.produce(random.Random(number)))
         for number in range(3):
             dispatcher = await Dispatcher(database, str(number)).enlisted()
-            tasks.create_task(storm.work(dispatcher, random.Random(number)))
-        tasks.create_task(storm.disturb(random.Random(7)))
-        tasks.create_task(storm.keep_house())
-        tasks.create_task(storm.watch())
+            tasks.create_task(stress.work(dispatcher, random.Random(number)))
+        tasks.create_task(stress.operate(random.Random(7)))
+        tasks.create_task(stress.run_maintenance())
+        tasks.create_task(stress.watch())
     counts = (await agreed(database))["film"]
     assert counts["waiting"] == counts["running"] == counts["deferred"] == 0
-    assert sum(counts.values()) == storm.queued == 6000
-    assert storm.seen > 20
-    assert storm.pruned
+    assert sum(counts.values()) == stress.queued == 6000
+    assert stress.observations > 20
+    assert stress.pruned
 
 
-class Storm:
+class StressRun:
     def __init__(self, queue, database, frames):
         self.queue, self.database, self.frames = queue, database, frames
-        self.queued = self.asked = self.seen = 0
+        self.queued = self.requested = self.observations = 0
         self.jobs = []
         self.pruned = False
         self.done = asyncio.Event()
 
     async def produce(self, rng):
-        while self.asked < self.frames:
-            number = min(rng.choice([1, 5, 40, 300]), self.frames - self.asked)
-            self.asked += number
+        while self.requested < self.frames:
+            number = min(rng.choice([1, 5, 40, 300]), self.frames - self.requested)
+            self.requested += number
             job = entry(frames=number)
             async with self.database.transaction() as tx:
                 await self.queue.enqueue([job], on=tx)
@@ -153,8 +153,8 @@ class Storm:
             await self.queue.park(tokens[cut[0] : cut[0] + 2], PARKED, rest_of=[1])
             await self.queue.complete(tokens)
 
-    async def disturb(self, rng):
-        """What people do while frames come in, and changes of the counter mode; then all that is parked comes back."""
+    async def operate(self, rng):
+        """Operator actions and counter mode changes while frames are enqueued; afterwards unpark everything."""
         while self.queued < self.frames:
             await self.queue.unpark(PARKED, rng.choice([1, 20, 1000]))
             if self.jobs:
@@ -171,7 +171,7 @@ class Storm:
             await self.queue.unpark(PARKED, self.frames)
             await asyncio.sleep(0.02)
 
-    async def keep_house(self):
+    async def run_maintenance(self):
         leader = await Leader.of(self.queue, MaintenanceIntervals(slot_bytes=8192))
         while not self.done.is_set():
             await leader.promote()
@@ -187,8 +187,8 @@ class Storm:
             counts = (await self.queue.counts_exact()).get("film")
             if counts is not None:
                 total = counts.waiting + counts.running + counts.deferred + counts.terminal + counts.dead
-                assert least <= total <= self.asked
-                self.seen += 1
+                assert least <= total <= self.requested
+                self.observations += 1
                 if self.queued == self.frames and not counts.waiting + counts.running + counts.deferred:
                     self.done.set()
                     return

@@ -1,4 +1,4 @@
-"""Frames queued inside a transaction of SQLAlchemy's come and go with it, whatever driver is below."""
+"""Frames enqueued in a SQLAlchemy transaction commit and roll back with it, on every driver."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -27,7 +27,7 @@ def with_driver(database_url, driver):
 
 
 def asynchronous_engine(database_url, driver):
-    if driver == "asyncpg":  # which SQLAlchemy does not hand all that an address may say
+    if driver == "asyncpg":  # SQLAlchemy does not pass every URL option to asyncpg
         return asynchronous.create_async_engine(
             "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(database_url)
         )
@@ -40,7 +40,7 @@ async def waiting(database):
 
 
 @pytest.mark.parametrize("kind", ["connection", "session"])
-async def test_on_a_connection_or_session(database_url, database, kind):
+async def test_enqueue_on_sync_connection_or_session_follows_its_transaction(database_url, database, kind):
     engine = sqlalchemy.create_engine(with_driver(database_url, "psycopg"))
     make = engine.connect if kind == "connection" else lambda: orm.Session(engine)
     with make() as using:
@@ -59,7 +59,7 @@ async def test_on_a_connection_or_session(database_url, database, kind):
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("kind", ["connection", "session"])
-async def test_on_an_asynchronous_connection_or_session(database_url, database, driver, kind):
+async def test_enqueue_on_async_connection_or_session_follows_its_transaction(database_url, database, driver, kind):
     engine = asynchronous_engine(database_url, driver)
     make = engine.connect if kind == "connection" else lambda: asynchronous.AsyncSession(engine)
     async with make() as using:

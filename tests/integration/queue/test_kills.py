@@ -1,4 +1,4 @@
-"""Kill -9 and lost replies at every named place: counts stay those of the rows, and every frame can still end."""
+"""SIGKILL and lost replies at every failpoint: counts match the rows, and every frame can still end."""
 
 import pytest
 
@@ -6,16 +6,18 @@ from rota.infra import failpoints
 from rota.queue import MaintenanceIntervals, Queue
 from tests.support.queue import Dispatcher, Leader, agreed, sessions_over, sql
 
-ROOMS = ("queue.", "failed.", "dead_letters.")
-PLACES = [(kind, name) for kind, name in failpoints.declared_failpoints() if name.startswith(ROOMS)]
+PREFIXES = ("queue.", "failed.", "dead_letters.")
+FAILPOINTS = [(kind, name) for kind, name in failpoints.declared_failpoints() if name.startswith(PREFIXES)]
 ENQUEUED = 110 + 8
 ALL_EXPIRED = sql("UPDATE rota.lease SET expires_at = clock_timestamp()")
 UNPARK = sql("UPDATE rota.queue_returned SET parked_job = NULL")
 RESUME = sql("UPDATE rota.queues SET paused = false")
 
 
-@pytest.mark.parametrize(("kind", "place"), PLACES, ids=[name for _, name in PLACES])
-async def test_dying_or_losing_a_reply_anywhere_loses_and_doubles_nothing(spawn, database_url, database, kind, place):
+@pytest.mark.parametrize(("kind", "place"), FAILPOINTS, ids=[name for _, name in FAILPOINTS])
+async def test_crash_or_lost_reply_at_any_failpoint_loses_and_duplicates_nothing(
+    spawn, database_url, database, kind, place
+):
     arm = {"CRASH_AT" if kind == "hit" else "LOST_REPLY_AT": place}
     client = await spawn("tests.integration.queue.queue_client", env={"URL": database_url, **arm})
     status = await client.wait()
@@ -34,7 +36,7 @@ async def test_dying_or_losing_a_reply_anywhere_loses_and_doubles_nothing(spawn,
 
 
 async def finish_everything(database):
-    """A new leader and a new dispatcher take over; nothing was booked, so all of the dead one's claims come back."""
+    """A new leader and dispatcher take over; nothing was booked, so all claims of the dead dispatcher return."""
     queue = Queue(database)
     leader = await Leader.of(queue, MaintenanceIntervals(slot_bytes=1))
     await leader.return_orphans()

@@ -1,4 +1,4 @@
-"""What the leader does: counts fold, slots turn, nothing is lost or miscounted on the way, and nobody waits for it."""
+"""Maintenance by the leader: it loses and miscounts nothing, and blocks no other session."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ WRITTEN = sql(
 DEAD = sql("SELECT n_tup_upd + n_tup_del FROM pg_stat_xact_all_tables WHERE relid = $1::text::regclass")
 
 
-async def none_buried(tokens):
+async def tombstone_nothing(tokens):
     return set()
 
 
@@ -57,13 +57,13 @@ async def completed(queue, dispatcher, frames, **more):
 
 @pytest.fixture
 async def reader(database_url):
-    """Somebody else's session, as of a report, that may be left in a transaction."""
+    """A session of another application, such as a report, that may stay in a transaction."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
 
 
-async def test_folding_moves_deltas_and_changes_no_count(queue, dispatcher, leader, database):
+async def test_fold_moves_deltas_and_changes_no_count(queue, dispatcher, leader, database):
     await completed(queue, dispatcher, 10)
     before = await agreed(database)
     assert (await queue.counts_fast())["film"].completed == 0
@@ -74,7 +74,7 @@ async def test_folding_moves_deltas_and_changes_no_count(queue, dispatcher, lead
     assert await leader.fold() == []
 
 
-async def test_with_an_old_snapshot_about_deltas_become_few_and_no_row_is_updated(
+async def test_fold_under_an_old_snapshot_merges_deltas_and_updates_no_row(
     queue, dispatcher, leader, database, reader, monkeypatch
 ):
     for _ in range(20):
@@ -93,9 +93,7 @@ async def test_with_an_old_snapshot_about_deltas_become_few_and_no_row_is_update
     assert (await database.value(PENDING), await database.value(LIVE)) == (0, 40)
 
 
-async def test_a_producer_that_stays_in_its_transaction_does_not_keep_deltas_pending(
-    queue, dispatcher, leader, database
-):
+async def test_producer_in_an_open_transaction_does_not_keep_deltas_pending(queue, dispatcher, leader, database):
     async with database.transaction() as tx:
         await queue.enqueue([entry(frames=7)], on=tx)
         for _ in range(5):
@@ -106,7 +104,7 @@ async def test_a_producer_that_stays_in_its_transaction_does_not_keep_deltas_pen
     assert (await agreed(database))["film"]["waiting"] == 7
 
 
-async def test_a_slot_whose_frames_have_all_ended_is_emptied_into_the_rollup(queue, dispatcher, leader, database):
+async def test_slot_with_only_ended_frames_is_pruned_into_the_rollup(queue, dispatcher, leader, database):
     job = entry(frames=30)
     await queue.enqueue([job])
     await queue.cancel_waiting(job.job, frames=range(20, 30))
@@ -125,7 +123,7 @@ async def test_a_slot_whose_frames_have_all_ended_is_emptied_into_the_rollup(que
     assert (await agreed(database))["film"]["completed"] == 19
 
 
-async def test_lanes_go_on_counting_turns_after_their_slots_are_gone(queue, dispatcher, leader, database):
+async def test_lane_positions_continue_after_its_slots_are_pruned(queue, dispatcher, leader, database):
     for _ in range(20):
         await completed(queue, dispatcher, 3)
         await leader.turn_ring()
@@ -135,7 +133,7 @@ async def test_lanes_go_on_counting_turns_after_their_slots_are_gone(queue, disp
     assert (await agreed(database))["film"]["completed"] == 60
 
 
-async def test_a_lane_goes_on_where_it_was_when_a_slot_between_older_ones_is_gone(queue, dispatcher, leader, database):
+async def test_lane_positions_continue_after_a_slot_between_older_ones_is_pruned(queue, dispatcher, leader, database):
     await queue.enqueue([entry(frames=5)])
     running = await dispatcher.tokens()
     await leader.turn_ring()
@@ -150,9 +148,7 @@ async def test_a_lane_goes_on_where_it_was_when_a_slot_between_older_ones_is_gon
     assert (await queue.complete(running)).accepted == 5
 
 
-async def test_a_producer_that_stays_in_its_transaction_blocks_no_slot_it_has_nothing_in(
-    queue, dispatcher, leader, database
-):
+async def test_producer_in_an_open_transaction_blocks_only_slots_it_wrote_to(queue, dispatcher, leader, database):
     await completed(queue, dispatcher, 5)
     await leader.turn_ring()
     async with database.transaction() as tx:
@@ -162,7 +158,9 @@ async def test_a_producer_that_stays_in_its_transaction_blocks_no_slot_it_has_no
             assert await storage.prune(pruning, 0) == "pruned"
 
 
-async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(queue, dispatcher, leader, database):
+async def test_drifted_counter_is_dropped_with_its_slot_and_not_added_to_the_rollup(
+    queue, dispatcher, leader, database
+):
     await completed(queue, dispatcher, 10)
     await leader.fold()
     await database.run(sql("UPDATE rota.queue_terminal_live_counts SET completed = completed + 989"))
@@ -172,8 +170,8 @@ async def test_a_drifted_counter_goes_with_its_slot_and_never_into_the_rollup(qu
     assert (await agreed(database))["film"]["completed"] == 10
 
 
-async def test_exact_counts_read_no_slot_and_no_more_than_slots_times_lanes(queue, dispatcher, leader, database):
-    """Whatever a transaction reads it has a lock of, so its locks tell what counting looked at."""
+async def test_exact_counts_read_no_slot_and_at_most_slots_times_lanes_rows(queue, dispatcher, leader, database):
+    """A transaction locks every table it reads, so its locks show which tables were read for the counts."""
     for _ in range(12):
         await completed(queue, dispatcher, 5)
         await queue.enqueue([entry(frames=2)])
@@ -192,7 +190,7 @@ async def test_exact_counts_read_no_slot_and_no_more_than_slots_times_lanes(queu
     assert rows <= (storage.RING_SLOTS + 2) * lanes
 
 
-async def test_counters_that_are_not_trusted_are_not_used_until_they_are_rebuilt(queue, dispatcher, database):
+async def test_distrusted_counters_are_unused_until_rebuilt(queue, dispatcher, database):
     await completed(queue, dispatcher, 7)
     await database.run(sql("UPDATE rota.queue_terminal_count_deltas SET completed = 999 WHERE completed > 0"))
     assert (await queue.counts_exact())["film"].completed == 999
@@ -205,7 +203,7 @@ async def test_counters_that_are_not_trusted_are_not_used_until_they_are_rebuilt
 
 
 @pytest.mark.parametrize(("mode", "stripes"), [("upsert", 1), ("upsert", 16), ("scan", None)])
-async def test_every_counter_mode_counts_the_same(queue, dispatcher, leader, database, mode, stripes):
+async def test_counter_modes_give_equal_counts(queue, dispatcher, leader, database, mode, stripes):
     await completed(queue, dispatcher, 3)
     await queue.rebuild_counts(mode, stripes)
     job = entry(frames=10)
@@ -225,9 +223,7 @@ async def test_every_counter_mode_counts_the_same(queue, dispatcher, leader, dat
     assert (await agreed(database))["film"] == expected
 
 
-async def test_a_slot_with_something_that_waits_runs_or_was_given_back_is_not_pruned(
-    queue, dispatcher, leader, database
-):
+async def test_slot_with_waiting_running_or_returned_frames_is_not_pruned(queue, dispatcher, leader, database):
     await queue.enqueue([entry(frames=3)])
     tokens = await dispatcher.tokens(2)
     for _ in range(3):
@@ -242,7 +238,7 @@ async def test_a_slot_with_something_that_waits_runs_or_was_given_back_is_not_pr
     assert await database.value(ROWS) == 0
 
 
-async def test_a_reader_in_a_slot_blocks_its_reuse_and_nothing_else(
+async def test_reader_in_a_slot_blocks_only_the_reuse_of_that_slot(
     queue, dispatcher, leader, database, reader, monkeypatch
 ):
     monkeypatch.setattr(storage, "LOCK_TIMEOUT_MS", 5)
@@ -260,7 +256,7 @@ async def test_a_reader_in_a_slot_blocks_its_reuse_and_nothing_else(
     assert (await agreed(database))["film"]["completed"] == 50
 
 
-async def test_what_outlives_the_ring_is_carried_once_and_keeps_its_tokens_and_order(
+async def test_entries_older_than_the_ring_are_carried_over_once_with_tokens_and_order(
     queue, dispatcher, leader, database
 ):
     long = entry("slow", frames=600, payload=b"kept")
@@ -293,8 +289,8 @@ async def test_what_outlives_the_ring_is_carried_once_and_keeps_its_tokens_and_o
     assert (await agreed(database))["slow"]["completed"] == 501
 
 
-async def test_a_slot_is_carried_in_parts_that_cut_no_claim(queue, dispatcher, leader, database, monkeypatch):
-    """Between two parts some of a lane is in the ring and some beside it; claims, returns and cancelled turns alike."""
+async def test_slot_is_carried_over_in_parts_that_split_no_claim(queue, dispatcher, leader, database, monkeypatch):
+    """Between two parts, entries, claims, returns and cancellations of one lane are both in the ring and outside it."""
     monkeypatch.setattr(storage, "CARRY_MAX", 2)
     monkeypatch.setattr(maintenance, "CARRIES_MAX", 1)
     jobs = [entry("slow", frames=5, payload=bytes([number])) for number in range(6)]
@@ -307,16 +303,16 @@ async def test_a_slot_is_carried_in_parts_that_cut_no_claim(queue, dispatcher, l
     await queue.cancel_waiting(jobs[-1].job, frames=range(3, 22))
     before = (await agreed(database))["slow"]
     await queue.pause("slow")
-    seen = []
-    while "carrying" not in seen or seen[-1] != "rotated":
+    outcomes = []
+    while "carrying" not in outcomes or outcomes[-1] != "rotated":
         await completed(queue, dispatcher, 1)
-        seen.append(await leader.turn_ring())
+        outcomes.append(await leader.turn_ring())
         assert await queue.cancel_waiting(jobs[-1].job, frames=range(3, 22)) == 0
-        if seen == ["rotated"] * 6 + ["carrying"]:
+        if outcomes == ["rotated"] * 6 + ["carrying"]:
             assert (await queue.retry([first.tokens[2], first.tokens[8]], 3600.0)).accepted == 2
             before |= {"running": before["running"] - 2, "deferred": 2}
         assert (await agreed(database))["slow"] == before
-    assert seen.count("carrying") >= 3
+    assert outcomes.count("carrying") >= 3
     assert before["deferred"] == 2
     assert (await queue.complete([*first.tokens[9:], *second.tokens])).refused == frozenset()
     await queue.resume("slow")
@@ -334,22 +330,20 @@ async def test_a_slot_is_carried_in_parts_that_cut_no_claim(queue, dispatcher, l
     assert (await agreed(database))["slow"]["completed"] == before["completed"] + before["waiting"] + before["running"]
 
 
-async def test_a_slot_that_has_ended_is_emptied_even_if_the_folded_counts_are_too_old_to_tell(
-    queue, dispatcher, leader, database
-):
-    """While somebody pins old rows nothing is folded; a slot in the way is not deleted row by row for that."""
+async def test_ended_slot_is_pruned_even_if_the_folded_counts_are_outdated(queue, dispatcher, leader, database):
+    """While a session pins old rows nothing is folded; an ended slot is still truncated, not deleted row by row."""
     await queue.enqueue([entry(frames=5)])
     await leader.fold()
     await queue.complete(await dispatcher.tokens())
-    seen = []
-    while seen[-1:] in ([], ["rotated"]):
-        seen.append(await leader.turn_ring())
+    outcomes = []
+    while outcomes[-1:] in ([], ["rotated"]):
+        outcomes.append(await leader.turn_ring())
         await completed(queue, dispatcher, 1)
-    assert seen == ["rotated"] * 6 + ["pruned"]
+    assert outcomes == ["rotated"] * 6 + ["pruned"]
     assert (await agreed(database))["film"]["completed"] == 12
 
 
-async def test_a_deep_backlog_does_not_keep_the_ring_from_turning(queue, dispatcher, leader, database, monkeypatch):
+async def test_deep_backlog_does_not_prevent_rotation(queue, dispatcher, leader, database, monkeypatch):
     monkeypatch.setattr(storage, "CARRY_MAX", 100)
     await queue.enqueue([entry("slow") for _ in range(2000)])
     await queue.pause("slow")
@@ -360,8 +354,8 @@ async def test_a_deep_backlog_does_not_keep_the_ring_from_turning(queue, dispatc
     assert (await agreed(database))["slow"]["waiting"] == 2000
 
 
-async def test_as_many_frames_as_may_be_queued_are_counted_folded_and_carried(queue, dispatcher, leader, database):
-    """Three thousand million in one lane, which is more than 32 bits hold."""
+async def test_largest_queue_is_counted_folded_and_carried_over(queue, dispatcher, leader, database):
+    """Three billion frames in one lane, more than 32 bits can count."""
     most = 10_000_000
     await queue.enqueue([entry("huge", frames=most) for _ in range(300)])
     await queue.pause("huge")
@@ -374,7 +368,7 @@ async def test_as_many_frames_as_may_be_queued_are_counted_folded_and_carried(qu
     assert (await agreed(database))["huge"]["waiting"] == 300 * most
 
 
-async def test_upkeep_of_an_idle_queue_writes_nothing(queue, dispatcher, leader, database):
+async def test_maintenance_of_an_idle_queue_writes_nothing(queue, dispatcher, leader, database):
     await completed(queue, dispatcher, 3)
     for _ in range(3):
         await leader.fold()
@@ -391,14 +385,14 @@ async def test_upkeep_of_an_idle_queue_writes_nothing(queue, dispatcher, leader,
         assert await tx.value(WRITTEN) == before
 
 
-async def test_the_ring_remembers_one_lap(queue, dispatcher, leader, database):
+async def test_ring_rotations_keep_one_lap(queue, dispatcher, leader, database):
     for _ in range(20):
         await completed(queue, dispatcher, 1)
         await leader.turn_ring()
     assert await database.value(sql("SELECT count(*) FROM rota.queue_ring_rotations")) <= storage.RING_SLOTS + 2
 
 
-async def test_success_updates_and_deletes_no_row(queue, dispatcher, database):
+async def test_success_path_updates_and_deletes_no_row(queue, dispatcher, database):
     await queue.ensure_queue("film")
     tables = [
         row["name"]
@@ -408,7 +402,7 @@ async def test_success_updates_and_deletes_no_row(queue, dispatcher, database):
     ]
 
     async def dead(tx):
-        """Rows that this session updated or deleted, those that it has not reported yet included."""
+        """Rows that this session updated or deleted, including those it has not reported yet."""
         return sum([await tx.value(DEAD, table) or 0 for table in tables])
 
     async with database.transaction() as tx:
@@ -422,7 +416,7 @@ async def test_success_updates_and_deletes_no_row(queue, dispatcher, database):
         assert await dead(tx) == before
 
 
-async def test_a_dead_dispatchers_frames_go_back_unless_they_are_booked(queue, database, leader):
+async def test_frames_of_a_dead_dispatcher_are_returned_unless_booked(queue, database, leader):
     doomed = await Dispatcher(database, "doomed").enlisted()
     living = await Dispatcher(database, "living").enlisted()
     await queue.enqueue([entry(frames=10)])
@@ -432,10 +426,10 @@ async def test_a_dead_dispatchers_frames_go_back_unless_they_are_booked(queue, d
     await database.run(EXPIRE, "dispatcher:doomed")
     booked = set(mine[4:])
 
-    async def bury(tokens):
+    async def tombstone(tokens):
         return set(tokens) - booked
 
-    leader.upkeep._tombstone = bury
+    leader.upkeep._tombstone = tombstone
     assert await leader.return_orphans() == 3
     assert (await agreed(database))["film"] == dict.fromkeys(("deferred", "failed", "cancelled", "dead"), 0) | {
         "waiting": 5,
@@ -444,16 +438,16 @@ async def test_a_dead_dispatchers_frames_go_back_unless_they_are_booked(queue, d
     }
     with pytest.raises(StaleFence):
         await doomed.claim()
-    assert (await queue.complete(mine)).accepted == 2, "what was booked belongs to its worker"
+    assert (await queue.complete(mine)).accepted == 2, "booked frames belong to their worker"
     assert (await queue.complete(theirs)).accepted == 2
     assert [piece.frames for piece in await living.pieces()] == [range(1, 4), range(8, 10)]
     assert await leader.return_orphans() == 0
 
 
-async def test_failed_frames_past_their_retention_are_forgotten_and_stay_counted(
+async def test_failed_frames_past_retention_are_deleted_and_stay_counted(
     queue, dispatcher, leader, database, monkeypatch
 ):
-    """However many, in steps; and by PostgreSQL's clock, which is the one that said when they failed."""
+    """In batches, and by the clock of PostgreSQL, which also recorded when they failed."""
     monkeypatch.setattr(maintenance, "REMOVE_MAX", 2)
     leader.upkeep.intervals = MaintenanceIntervals(failed_retention_s=3600.0)
     await queue.enqueue([entry(frames=7)])
@@ -466,7 +460,7 @@ async def test_failed_frames_past_their_retention_are_forgotten_and_stay_counted
     assert [frame.token for frame in await queue.failed.find(FailedFilter())] == [fresh]
 
 
-async def test_a_leader_that_lost_its_lease_changes_nothing(queue, dispatcher, leader, database):
+async def test_maintenance_leader_without_its_lease_changes_nothing(queue, dispatcher, leader, database):
     await completed(queue, dispatcher, 3)
     await queue.enqueue([entry(run_at=datetime.now(UTC) - timedelta(seconds=1))])
     pending, rows = await database.value(PENDING), await database.value(ROWS)
@@ -477,12 +471,12 @@ async def test_a_leader_that_lost_its_lease_changes_nothing(queue, dispatcher, l
     assert (await database.value(PENDING), await database.value(ROWS)) == (pending, rows)
 
 
-async def test_the_service_promotes_folds_and_turns_by_itself(database, queue, dispatcher):
-    keeping = QueueMaintenance(
-        queue, Leases(database), none_buried, MaintenanceIntervals(promote_s=0.01, fold_s=0.01, slot_bytes=1)
+async def test_maintenance_service_promotes_folds_and_prunes_by_itself(database, queue, dispatcher):
+    queue_service = QueueMaintenance(
+        queue, Leases(database), tombstone_nothing, MaintenanceIntervals(promote_s=0.01, fold_s=0.01, slot_bytes=1)
     )
     supervisor = Supervisor()
-    supervisor.add(Service("queue_upkeep", keeping.run))
+    supervisor.add(Service("queue_upkeep", queue_service.run))
     async with supervisor.running():
         await completed(queue, dispatcher, 5)
         await queue.enqueue([entry(run_at=datetime.now(UTC))])
@@ -496,32 +490,32 @@ async def test_the_service_promotes_folds_and_turns_by_itself(database, queue, d
     assert (await agreed(database))["film"]["completed"] == 6
 
 
-async def test_a_step_that_finds_somebody_in_its_way_is_taken_again(database, queue, dispatcher, monkeypatch):
+async def test_blocked_maintenance_step_is_retried(database, queue, dispatcher, monkeypatch):
     promote, failed = storage.promote, []
 
     async def busy_once(tx):
         if not failed:
             failed.append(True)
-            raise asyncpg.LockNotAvailableError("somebody holds it")
+            raise asyncpg.LockNotAvailableError("lock not available")
         return await promote(tx)
 
     monkeypatch.setattr(storage, "promote", busy_once)
-    keeping = QueueMaintenance(queue, Leases(database), none_buried, MaintenanceIntervals(promote_s=0.01))
+    queue_service = QueueMaintenance(queue, Leases(database), tombstone_nothing, MaintenanceIntervals(promote_s=0.01))
     supervisor = Supervisor()
-    supervisor.add(Service("queue_upkeep", keeping.run))
+    supervisor.add(Service("queue_upkeep", queue_service.run))
     async with supervisor.running():
         await queue.enqueue([entry(run_at=datetime.now(UTC))])
         assert await until(dispatcher.tokens, what="promotion")
     assert failed
 
 
-async def test_counting_waits_for_a_fold_and_then_sees_both_of_its_sides(queue, dispatcher, database):
-    """A snapshot from before the fold would miss its deltas, which are truncated, and its sums, which are younger."""
+async def test_count_waits_for_a_fold_and_sees_deltas_and_sums_consistently(queue, dispatcher, database):
+    """A snapshot from before the fold would miss its deltas, which are truncated, and its sums, which are newer."""
     await completed(queue, dispatcher, 10)
     async with database.transaction() as tx:
         await storage.fold(tx, pinned=False)
         counting = asyncio.create_task(queue.counts_exact())
-        await until(lambda: database.value(WAITING_LOCKS), what="the reader's wait")
+        await until(lambda: database.value(WAITING_LOCKS), what="the reader to wait")
     assert (await counting)["film"].completed == 10
 
 

@@ -1,101 +1,108 @@
-"""The ways of a frame through the queue, one by one; and late comers, who change nothing and are told so (J3).
+"""The operations of the queue one by one, and late reports, which are refused and change nothing (J3).
 
-What a queue of this kind must be tested for, and by which tests, named by their first words. `upkeep`, `races`,
-`drivers`, `kills` and `report` are the files test_queue_*.py beside this one, `storm` is test_queue_concurrency.py,
-`model` the state machine of tests/property/test_queue_counts.py, `commands`
-tests/acceptance/cli/test_queue_commands.py,
-`soak` tests/chaos/queue/test_soak.py, `bench` `python -m bench queue`; all others are here.
+Coverage: each requirement with its tests, without `test_`. `maintenance`, `races`, `drivers`, `kills`, `report` and
+`concurrency` are the files of this folder (`report` is test_storage_report.py); `model` is the state machine of
+tests/property/test_queue_counts.py, `commands` tests/acceptance/cli/test_queue_commands.py, `soak`
+tests/chaos/queue/test_soak.py, `bench` is `python -m bench queue`. Tests without a prefix are in this file; `...`
+stands for the rest of a name.
 
-What the live terminal counter has to show:
+Terminal counters
 
-| criterion | tests |
+| requirement | tests |
 |---|---|
-| exact counts read tables bounded by slots and lanes | upkeep: exact_counts_read; bench: exact_vs_count_star |
-| completing counts up | upkeep: folding_moves, every_counter_mode; model |
-| retry, move (one, many, on failing), discard count down | failed_frames_are_kept, a_queue_may_send |
-| | a_retry_and_a_move; model |
-| pruning turns live counts into the rollup, the sum stays | upkeep: a_slot_whose_frames_have_all_ended |
-| | upkeep: a_drifted_counter |
-| rebuilding from the rows | upkeep: counters_that_are_not_trusted; races: rebuilding_counts |
-| | commands: rebuilding_counts_mends; model; storm |
-| the skewed worst case, against no counter at all | bench: ledger_cost |
+| exact counts read tables bounded by slots and lanes | maintenance: exact_counts_read_no_slot... |
+| | bench: exact_vs_count_star |
+| completion increments | maintenance: fold_moves_deltas..., counter_modes_give_equal_counts; model |
+| retry, move and discard decrement | failed_frames_are_kept_and_moved_once, queue_with_dlq_on_fail... |
+| | concurrent_retry_and_move...; model |
+| pruning moves live counts into the rollup and keeps the sum | maintenance: slot_with_only_ended_frames... |
+| | maintenance: drifted_counter_is_dropped... |
+| rebuild from the rows | maintenance: distrusted_counters...; races: rebuild_counts_and_complete... |
+| | commands; model; concurrency: concurrent_operations... |
+| skewed worst case against no counter | bench: ledger_cost |
 
-Counters
+Counts
 
-| what | tests |
+| requirement | tests |
 |---|---|
-| counts are those of the rows after every batch, whatever path | model; the storm |
-| the success path is the short one: rows are written and none is touched again | upkeep: success_updates |
-| a drift, as of a row deleted by hand, goes with its slot | upkeep: a_drifted_counter; model |
-| poisoned counters, distrust, and trust after a rebuild | upkeep: counters_that_are_not_trusted |
-| folding: freely, under a pin, around a transaction | upkeep: folding_moves, with_an_old_snapshot |
-| | upkeep: a_producer_that_stays, counting_waits; soak |
-| completing twice | completing_again |
-| fast counts lag by a fold and are then exact, in every mode | upkeep: folding_moves, every_counter_mode |
-| failed frames: kept for their time, counted after it | failed_frames_are_kept; upkeep: failed_frames_past |
-| stripes and shards | upkeep: every_counter_mode; fewer_shards |
-| an idle queue is not written to, a lap leaves nothing behind | upkeep: upkeep_of_an_idle_queue, the_ring_remembers |
-| | soak |
-| more frames than 32 bits count | upkeep: as_many_frames |
+| counts equal the rows after every batch, on every path | model; concurrency: concurrent_operations... |
+| the success path inserts rows and updates none | maintenance: success_path_updates... |
+| drift, as of a row deleted by hand, ends with its slot | maintenance: drifted_counter_is_dropped...; model |
+| wrong counters, distrust, and trust after a rebuild | maintenance: distrusted_counters... |
+| folding: freely, with pinned rows, around a transaction | maintenance: fold_moves_deltas... |
+| | maintenance: fold_under_an_old_snapshot..., producer_in_an_open_transaction..., count_waits_for_a_fold...; soak |
+| repeated completion | repeated_or_unknown_completion... |
+| fast counts lag by one fold and are then exact, in every mode | maintenance: fold_moves_deltas... |
+| | maintenance: counter_modes_give_equal_counts |
+| failed frames: kept for their retention, counted afterwards | failed_frames_are_kept_and_moved_once |
+| | maintenance: failed_frames_past_retention... |
+| stripes and shards | maintenance: counter_modes_give_equal_counts; reduced_shards_apply... |
+| an idle queue is not written to, a lap leaves nothing | maintenance: maintenance_of_an_idle_queue... |
+| | maintenance: ring_rotations_keep_one_lap; soak |
+| more frames than 32 bits count | maintenance: largest_queue_is_counted... |
 
-Queueing and claiming
+Enqueue and claim
 
-| what | tests |
+| requirement | tests |
 |---|---|
-| no frame is claimed twice, by any number of claimers | storm: two_claimers, a_storm; model |
-| an earlier uncommitted entry is not passed; an abort leaves no gap | storm: an_enqueue_that_is_not_committed |
-| | storm: an_aborted_enqueue |
-| a lost reply after a claim: nothing to repair, cursors being derived | an_owner_finds; kills |
-| cancelled turns, wherever they are to the cursor | part_of_a_range; races: a_claim_that_ends_within |
-| | races: cancelling_on_both_sides, a_slot_of_cancelled_turns |
-| priorities; they do not age here, since who picks decides | higher_priority, ages_tell |
-| shards: own numbers, a key keeps to one, fewer of them drain | fewer_shards, a_key_keeps |
-| claims wait for no rotation, nobody waits in a circle | storm: a_claimer_passes_by, a_producer_that_stays |
-| | races: who_empties_a_slot, rebuilding_counts |
-| a batch whose lanes were waited for while the ring turned | races: a_batch_that_waited, cancelling_looks |
-| | races: parking_looks |
-| a first use that is rolled back | a_first_use |
-| parked jobs | a_job_at_its_cap, a_job_of_many_entries; races: unparking_while |
-| promotion: meets cancelling, a held lane is in nobody's way | races: cancelling_finds, promotion_waits |
-| | races: a_queue_that_cannot_be_promoted_to |
+| no frame is claimed twice, by any number of claimers | concurrency: concurrent_claimers... |
+| | concurrency: concurrent_operations...; model |
+| an earlier uncommitted entry is not passed; an abort leaves no gap | concurrency: uncommitted_enqueue... |
+| | concurrency: aborted_enqueue... |
+| lost reply of a claim: nothing to repair, cursors are derived | owner_finds_the_claim...; kills |
+| cancelled positions before and after the cursor | waiting_part_of_a_range...; races: claim_ending_within... |
+| | races: cancel_on_both_sides..., slot_of_cancelled_positions... |
+| priorities; no ageing here, the dispatcher decides | higher_priority_is_claimed_first..., head_ages_report... |
+| shards: own positions, a key stays on one, fewer of them drain | reduced_shards_apply..., key_keeps_its_order... |
+| claims do not wait for rotation, no deadlocks | concurrency: claimer_skips_a_lane... |
+| | concurrency: producer_in_an_open_transaction...; races: carry_over_waits..., rebuild_counts_and_complete... |
+| a batch that waited for its lanes during a rotation | races: batch_that_waited..., cancel_reads_the_ring... |
+| | races: park_reads_the_ring... |
+| rolled back first use | rolled_back_first_use... |
+| parked jobs | job_at_its_cap..., job_of_many_entries...; races: unpark_during_carry_over... |
+| promotion during a cancel; a locked lane delays no other | races: cancel_finds_frames_being_promoted |
+| | races: promotion_does_not_wait..., queue_blocked_for_promotion... |
 
-Fences and rescue
+Fences and orphans
 
-| what | tests |
+| requirement | tests |
 |---|---|
-| late ends after retry, cancel, return, failure, completion, prune, carry | a_late_end; upkeep: a_slot_whose_frames |
-| | upkeep: what_outlives |
-| retry and move have one winner | a_retry_and_a_move |
-| a dead dispatcher's claims come back, unless booked | upkeep: a_dead_dispatchers |
-| | races: a_dispatcher_that_is_declared_dead; report: what_a_dead_dispatcher |
-| what runs, was given back or comes back from a rescue keeps its slot | upkeep: a_slot_with_something |
-| heartbeats, deadlines and handlers are the worker's, whose lease decides; unique keys do not exist here | - |
+| late ends after retry, cancel, return, failure, completion, prune, carry-over | late_end_is_refused... |
+| | maintenance: slot_with_only_ended_frames..., entries_older_than_the_ring... |
+| retry and move have one winner | concurrent_retry_and_move... |
+| claims of a dead dispatcher are returned unless booked | maintenance: frames_of_a_dead_dispatcher... |
+| | races: dispatcher_declared_dead...; report: unbooked_tokens... |
+| running and returned frames keep their slot | maintenance: slot_with_waiting_running... |
+| heartbeats, deadlines and handlers belong to the worker, whose lease decides; unique keys do not exist | - |
 
 Pruning and the ring
 
-| what | tests |
+| requirement | tests |
 |---|---|
-| live slots stay, with a second look after the lock | upkeep: a_slot_with_something; races: a_prune_that_waited |
-| somebody in a slot blocks that slot alone, and no error comes of it | upkeep: a_reader_in_a_slot |
-| | upkeep: a_producer_that_stays |
-| one leader turns the ring; one that lost its lease changes nothing | upkeep: a_leader_that_lost, the_ring_remembers |
-| what outlives its slot: moved once, in parts, however much | upkeep: what_outlives, a_slot_is_carried |
-| | upkeep: a_deep_backlog; races: what_is_claimed |
+| live slots stay; they are checked again under the lock | maintenance: slot_with_waiting_running... |
+| | races: prune_checks_the_slot_again... |
+| a session in a slot blocks only that slot, without an error | maintenance: reader_in_a_slot... |
+| | maintenance: producer_in_an_open_transaction... |
+| one leader rotates; one without its lease changes nothing | maintenance: maintenance_leader_without_its_lease... |
+| | maintenance: ring_rotations_keep_one_lap |
+| entries older than their slot: carried over once, in parts, any number | maintenance: entries_older_than_the_ring... |
+| | maintenance: slot_is_carried_over_in_parts..., deep_backlog...; races: frames_claimed_while_the_carried_slot... |
 
-People, failures and neighbours
+Operators, failures and drivers
 
-| what | tests |
+| requirement | tests |
 |---|---|
-| dead letters: there and back, all or nothing, no purge without a filter | a_queue_may_send, one_cause |
-| | calls_that_make_no_sense; commands |
-| cancelling in every state; while frames are given back | cancelling_finds; races: of_cancelling |
-| failed rows keep their payload and error | failed_frames_are_kept |
-| dying or losing a reply anywhere; a busy server; a leader that fails | kills; upkeep: a_step_that_finds |
-| | report: upkeep_that_fails |
-| restarts of PostgreSQL, several starters of a schema | test_database.py, test_migrate.py |
-| enqueueing in a transaction of asyncpg, psycopg, SQLAlchemy | frames_queued_on_other_drivers; drivers |
+| dead letters: there and back, all or nothing, no purge without a filter | queue_with_dlq_on_fail... |
+| | dead_letter_is_unique_per_cause, invalid_calls_are_refused...; commands |
+| cancel in every state and while frames are returned | cancel_finds_returned... |
+| | races: concurrent_cancel_and_give_back... |
+| failed rows keep payload and error | failed_frames_are_kept_and_moved_once |
+| crash or lost reply at any failpoint; busy server; failing leader | kills; maintenance: blocked_maintenance_step... |
+| | report: failed_maintenance_is_restarted... |
+| PostgreSQL restarts, concurrent migrations | tests/integration/infra: test_database.py, test_migrate.py |
+| enqueue in a transaction of asyncpg, psycopg, SQLAlchemy | frames_enqueued_on_other_drivers...; drivers |
 | retried and failing frames among the others, at a rate | soak |
-| cron, rate limits, weights and floors | rooms of their own |
+| cron, rate limits, weights and minimums | other packages |
 """
 
 import asyncio
@@ -141,11 +148,11 @@ async def promoted(database):
 
 
 async def counts(database, queue="film"):
-    """What is not zero."""
+    """Counts that are not zero."""
     return {field: number for field, number in (await agreed(database)).get(queue, {}).items() if number}
 
 
-async def test_frames_are_claimed_in_the_order_they_were_queued(queue, dispatcher):
+async def test_frames_are_claimed_in_enqueue_order(queue, dispatcher):
     entries = [entry(payload=str(number).encode()) for number in range(20)]
     for part in (entries[:7], entries[7:8], entries[8:]):
         await queue.enqueue(part)
@@ -155,7 +162,7 @@ async def test_frames_are_claimed_in_the_order_they_were_queued(queue, dispatche
     assert [piece.job for piece in first + rest] == [each.job for each in entries]
 
 
-async def test_a_range_is_one_row_and_is_claimed_in_parts_with_consecutive_tokens(queue, dispatcher, database):
+async def test_range_is_one_row_claimed_in_parts_with_consecutive_tokens(queue, dispatcher, database):
     layer = entry(frame=100, frames=100_000, payload=b"shared")
     await queue.enqueue([layer])
     assert await database.value(sql("SELECT count(*) FROM rota.ready_entries")) == 1
@@ -166,7 +173,7 @@ async def test_a_range_is_one_row_and_is_claimed_in_parts_with_consecutive_token
     assert await counts(database) == {"waiting": 98_676, "running": 1324}
 
 
-async def test_higher_priority_comes_first_and_a_paused_queue_not_at_all(queue, dispatcher):
+async def test_higher_priority_is_claimed_first_and_a_paused_queue_not_at_all(queue, dispatcher):
     low, high, other = entry(priority=BATCH), entry(priority=CRITICAL), entry("short")
     await queue.enqueue([low, high, other])
     await queue.pause("short")
@@ -175,13 +182,13 @@ async def test_higher_priority_comes_first_and_a_paused_queue_not_at_all(queue, 
     assert [piece.job for piece in await dispatcher.pieces()] == [other.job]
 
 
-async def test_a_lane_of_a_paused_queue_gives_nothing_even_if_it_is_named(queue, dispatcher):
+async def test_lane_of_a_paused_queue_yields_nothing_even_when_named(queue, dispatcher):
     [placed] = await queue.enqueue([entry()])
     await queue.pause("film")
     assert await dispatcher.claim(lanes=[placed.lane]) == []
 
 
-async def test_completing_again_or_something_else_is_refused_and_changes_nothing(queue, dispatcher, database):
+async def test_repeated_or_unknown_completion_is_refused_and_changes_nothing(queue, dispatcher, database):
     await queue.enqueue([entry(frames=5)])
     tokens = await dispatcher.tokens()
     assert (await queue.complete(tokens[:3])).refused == frozenset()
@@ -189,13 +196,13 @@ async def test_completing_again_or_something_else_is_refused_and_changes_nothing
     assert (again.refused, again.accepted) == (frozenset(tokens[:3]), 2)
     unknown = 512 * 8 * 10**6
     assert (await queue.complete([unknown, unknown + 1])).refused == {unknown, unknown + 1}
-    assert (await queue.complete([tokens[-1] + 1])).refused == {tokens[-1] + 1}, "beyond the claim's end"
+    assert (await queue.complete([tokens[-1] + 1])).refused == {tokens[-1] + 1}, "beyond the end of the claim"
     assert await counts(database) == {"completed": 5}
 
 
 @pytest.mark.parametrize("meanwhile", ["retry", "cancel", "give_back", "fail", "complete"])
 @pytest.mark.parametrize("late", ["complete", "fail", "retry", "cancel", "give_back"])
-async def test_a_late_end_changes_nothing_and_says_so(queue, dispatcher, database, meanwhile, late):
+async def test_late_end_is_refused_and_changes_nothing(queue, dispatcher, database, meanwhile, late):
     async def end(how, tokens):
         match how:
             case "retry":
@@ -219,7 +226,7 @@ async def test_a_late_end_changes_nothing_and_says_so(queue, dispatcher, databas
     assert (await queue.complete(again)).accepted == len(again)
 
 
-async def test_what_is_given_back_keeps_its_place_and_its_attempt(queue, dispatcher, database):
+async def test_returned_frames_keep_their_position_and_attempt(queue, dispatcher, database):
     job = entry(frames=10)
     await queue.enqueue([job, entry()])
     tokens = await dispatcher.tokens(10)
@@ -232,7 +239,7 @@ async def test_what_is_given_back_keeps_its_place_and_its_attempt(queue, dispatc
     assert await counts(database) == {"waiting": 1, "completed": 10}
 
 
-async def test_a_retry_waits_and_counts_its_attempt_and_a_deferral_does_not(queue, dispatcher, database):
+async def test_retry_waits_and_increments_the_attempt_and_defer_does_not(queue, dispatcher, database):
     await queue.enqueue([entry(frames=6, payload=b"p")])
     tokens = await dispatcher.tokens()
     await queue.retry([*tokens[:2], *tokens[3:]][:4], 60.0)
@@ -249,7 +256,7 @@ async def test_a_retry_waits_and_counts_its_attempt_and_a_deferral_does_not(queu
     assert {piece.payload for piece in pieces} == {b"p"}
 
 
-async def test_an_entry_with_a_time_waits_for_it(queue, dispatcher, database):
+async def test_entry_with_run_at_waits_until_then(queue, dispatcher, database):
     soon, later = entry(frames=2), entry(run_at=datetime.now(UTC) + timedelta(hours=1))
     await queue.enqueue([later, soon])
     assert await counts(database) == {"waiting": 2, "deferred": 1}
@@ -258,7 +265,7 @@ async def test_an_entry_with_a_time_waits_for_it(queue, dispatcher, database):
     assert [piece.job for piece in await dispatcher.pieces()] == [later.job]
 
 
-async def test_part_of_a_range_is_cancelled_while_it_waits(queue, dispatcher, database):
+async def test_waiting_part_of_a_range_is_cancelled(queue, dispatcher, database):
     job = entry(frame=10, frames=1000)
     await queue.enqueue([job, entry()])
     assert await queue.cancel_waiting(job.job, frames=range(12, 700)) == 688
@@ -272,7 +279,7 @@ async def test_part_of_a_range_is_cancelled_while_it_waits(queue, dispatcher, da
     assert await counts(database) == {"waiting": 299, "completed": 4, "cancelled": 698}
 
 
-async def test_cancelling_finds_what_was_given_back_deferred_and_of_one_layer(queue, dispatcher, database):
+async def test_cancel_finds_returned_and_deferred_frames_and_those_of_one_layer(queue, dispatcher, database):
     one = entry(frames=10)
     other = entry(job=one.job, layer=uuid4(), frames=4)
     await queue.enqueue([one, other])
@@ -287,7 +294,7 @@ async def test_cancelling_finds_what_was_given_back_deferred_and_of_one_layer(qu
     assert await counts(database) == {"cancelled": 14}
 
 
-async def test_a_job_at_its_cap_is_parked_and_the_lane_moves_on(queue, dispatcher, database):
+async def test_job_at_its_cap_is_parked_and_the_lane_continues(queue, dispatcher, database):
     big, small = entry(frames=50_000), entry()
     [placed] = await queue.enqueue([big, small])
     tokens = await dispatcher.tokens(100)
@@ -304,13 +311,13 @@ async def test_a_job_at_its_cap_is_parked_and_the_lane_moves_on(queue, dispatche
     assert await queue.unpark(big.job, 1) == 0
 
 
-async def test_a_job_of_many_entries_is_parked_as_one_row(queue, dispatcher, database):
+async def test_job_of_many_entries_is_parked_as_one_row(queue, dispatcher, database):
     job, other = entry(), entry(payload=b"other")
     [placed] = await queue.enqueue([*(entry(job=job.job, frame=frame) for frame in range(2000)), other])
     await queue.cancel_waiting(job.job, frames=range(1000, 1010))
     await queue.park([], job.job, rest_of=[placed.lane])
     assert await database.value(sql("SELECT count(*) FROM rota.queue_returned")) == 2, (
-        "on both sides of what is cancelled"
+        "one row on each side of the cancelled frames"
     )
     assert [piece.payload for piece in await dispatcher.pieces()] == [b"other"]
     assert await counts(database) == {"waiting": 1990, "running": 1, "cancelled": 10}
@@ -319,12 +326,12 @@ async def test_a_job_of_many_entries_is_parked_as_one_row(queue, dispatcher, dat
     assert frames == [*range(1000), *range(1010, 1510)]
 
 
-async def test_fewer_shards_are_used_at_once_and_the_others_are_drained(queue, dispatcher, database):
+async def test_reduced_shards_apply_immediately_and_the_others_drain(queue, dispatcher, database):
     await queue.ensure_queue("film", shards=3)
     async with database.transaction() as first, database.transaction() as second:
         for tx in (first, second, None):
             [placed] = await queue.enqueue([entry(frames=2)], on=tx)
-            assert placed.first_seq == 0, "each shard numbers its own turns"
+            assert placed.first_seq == 0, "each shard has its own positions"
     assert len({candidate.lane for candidate in await queue.candidates()}) == 3
     await queue.ensure_queue("film", shards=1)
     lanes = {(await queue.enqueue([entry(key=str(number))]))[0].lane for number in range(8)}
@@ -333,7 +340,7 @@ async def test_fewer_shards_are_used_at_once_and_the_others_are_drained(queue, d
     assert await counts(database) == {"running": 14}
 
 
-async def test_a_first_use_that_is_rolled_back_leaves_the_queue_usable(queue, database, dispatcher):
+async def test_rolled_back_first_use_leaves_the_queue_usable(queue, database, dispatcher):
     async def used():
         async with database.transaction() as tx:
             await queue.enqueue([entry("new")], on=tx)
@@ -345,7 +352,7 @@ async def test_a_first_use_that_is_rolled_back_leaves_the_queue_usable(queue, da
     assert len(await dispatcher.tokens()) == 1
 
 
-async def test_failed_frames_are_kept_and_move_once(queue, dispatcher, database):
+async def test_failed_frames_are_kept_and_moved_once(queue, dispatcher, database):
     job = entry(frames=4, payload=b"p")
     await queue.enqueue([job])
     tokens = await dispatcher.tokens()
@@ -364,7 +371,7 @@ async def test_failed_frames_are_kept_and_move_once(queue, dispatcher, database)
     assert await queue.failed.find(FailedFilter()) == []
 
 
-async def test_a_retry_and_a_move_that_meet_have_one_winner(queue, dispatcher, database):
+async def test_concurrent_retry_and_move_of_failed_frames_have_one_winner(queue, dispatcher, database):
     await queue.enqueue([entry(frames=50)])
     tokens = await dispatcher.tokens()
     await queue.fail([FrameFailure(token, "broke") for token in tokens])
@@ -376,7 +383,7 @@ async def test_a_retry_and_a_move_that_meet_have_one_winner(queue, dispatcher, d
     }
 
 
-async def test_a_queue_may_send_failures_straight_to_the_dead_letters_and_back(queue, dispatcher, database):
+async def test_queue_with_dlq_on_fail_moves_failures_to_dead_letters_and_back(queue, dispatcher, database):
     await queue.ensure_queue("film", dlq_on_fail=True)
     await queue.enqueue([entry(frames=3)])
     tokens = await dispatcher.tokens()
@@ -392,16 +399,16 @@ async def test_a_queue_may_send_failures_straight_to_the_dead_letters_and_back(q
     assert [piece.attempt for piece in await dispatcher.pieces()] == [1]
 
 
-async def test_one_cause_is_one_dead_letter(queue):
+async def test_dead_letter_is_unique_per_cause(queue):
     letter = DeadLetter(kind="message", reason="poison", cause="m1", payload=b"?")
     assert await queue.dead_letters.add([letter, DeadLetter(kind="saga", reason="stuck", cause="m1")]) == 2
     assert await queue.dead_letters.add([letter]) == 0
     [kept] = await queue.dead_letters.find(DeadLetterFilter(kind="message"))
     assert (kept.cause, kept.payload) == ("m1", b"?")
-    assert await queue.dead_letters.retry(DeadLetterFilter(kind="message")) == [], "only frames go back to a queue"
+    assert await queue.dead_letters.retry(DeadLetterFilter(kind="message")) == [], "only frames can return to a queue"
 
 
-async def test_a_key_keeps_its_order_while_others_use_other_shards(queue, database, dispatcher):
+async def test_key_keeps_its_order_while_others_use_other_shards(queue, database, dispatcher):
     async with database.transaction() as tx:
         await queue.enqueue([entry()], on=tx)
         [other] = await queue.enqueue([entry(payload=b"other shard")])
@@ -413,7 +420,7 @@ async def test_a_key_keeps_its_order_while_others_use_other_shards(queue, databa
     assert [payload for payload in payloads if payload and len(payload) == 1] == [each.payload for each in keyed]
 
 
-async def test_frames_queued_on_other_drivers_come_and_go_with_their_transaction(database_url, queue, database):
+async def test_frames_enqueued_on_other_drivers_follow_their_transaction(database_url, queue, database):
     job = entry(frames=3, payload=b"p")
     connection = await asyncpg.connect(database_url)
     rolled_back = connection.transaction()
@@ -437,7 +444,7 @@ async def test_frames_queued_on_other_drivers_come_and_go_with_their_transaction
         await enqueue_on(object(), [job])
 
 
-async def test_a_dispatcher_whose_lease_has_ended_claims_nothing(queue, dispatcher, database):
+async def test_dispatcher_with_an_ended_lease_claims_nothing(queue, dispatcher, database):
     await queue.enqueue([entry()])
     await database.run(sql("UPDATE rota.queue_owners SET dead = true"))
     with pytest.raises(StaleFence):
@@ -445,17 +452,17 @@ async def test_a_dispatcher_whose_lease_has_ended_claims_nothing(queue, dispatch
     assert await counts(database) == {"waiting": 1}
 
 
-async def test_an_owner_finds_the_claim_whose_reply_it_lost(queue, dispatcher, database):
+async def test_owner_finds_the_claim_whose_reply_was_lost(queue, dispatcher, database):
     await queue.enqueue([entry(frames=600)])
-    heard = await dispatcher.tokens(100)
-    unheard = await dispatcher.tokens(500)
-    await queue.complete([*heard[50:], *unheard[10:]])
-    assert await queue.open_tokens(dispatcher.owner) == [*heard[:50], *unheard[:10]]
-    await queue.give_back(set(await queue.open_tokens(dispatcher.owner)) - set(heard))
+    received = await dispatcher.tokens(100)
+    lost = await dispatcher.tokens(500)
+    await queue.complete([*received[50:], *lost[10:]])
+    assert await queue.open_tokens(dispatcher.owner) == [*received[:50], *lost[:10]]
+    await queue.give_back(set(await queue.open_tokens(dispatcher.owner)) - set(received))
     assert await counts(database) == {"waiting": 10, "running": 50, "completed": 540}
 
 
-async def test_ages_tell_for_how_long_the_next_frame_has_been_waiting(queue, dispatcher, database):
+async def test_head_ages_report_how_long_the_next_frame_has_waited(queue, dispatcher, database):
     [placed] = await queue.enqueue([entry(frames=2)])
     await database.run(sql("UPDATE rota.ready_entries SET enqueued_at = enqueued_at - interval '90 s'"))
     await queue.enqueue([entry()])
@@ -482,13 +489,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-async def test_a_bad_entry_is_refused_with_everything_else_of_its_batch(queue, database, bad):
+async def test_invalid_entry_is_refused_with_its_whole_batch(queue, database, bad):
     with pytest.raises(InvalidInput):
         await queue.enqueue([entry(), BAD[bad]])
     assert await counts(database) == {}
 
 
-async def test_calls_that_make_no_sense_are_refused_and_change_nothing(queue, dispatcher, database):
+async def test_invalid_calls_are_refused_and_change_nothing(queue, dispatcher, database):
     await queue.enqueue([entry(frames=3)])
     [token, *_] = await dispatcher.tokens(1)
     before = await counts(database)
@@ -522,7 +529,7 @@ async def test_calls_that_make_no_sense_are_refused_and_change_nothing(queue, di
     assert await counts(database) == before
 
 
-async def test_a_retry_of_several_of_which_one_has_not_failed_retries_none(queue, dispatcher, database):
+async def test_retry_including_a_frame_that_did_not_fail_retries_none(queue, dispatcher, database):
     await queue.enqueue([entry(frames=2)])
     tokens = await dispatcher.tokens()
     await queue.fail([FrameFailure(tokens[0], "broke")])
@@ -551,7 +558,7 @@ IN_A_TRANSACTION = {
 
 
 @pytest.mark.parametrize("use", IN_A_TRANSACTION)
-async def test_the_queue_is_not_used_in_a_snapshot_older_than_its_locks(queue, database, use):
+async def test_queue_refuses_a_snapshot_older_than_its_locks(queue, database, use):
     with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
         async with database.transaction("repeatable read") as tx:
             await IN_A_TRANSACTION[use](queue, tx)

@@ -1,4 +1,4 @@
-"""Schedules that could break the queue, played step by step: who waits for whom is decided by locks, never by luck."""
+"""Interleavings that could break the queue, run step by step; locks, not timing, decide which call waits."""
 
 import asyncio
 from uuid import uuid4
@@ -23,7 +23,7 @@ AND a.lane_seq < b.lane_seq + b.n AND b.lane_seq < a.lane_seq + a.n""")
 
 @pytest.fixture
 async def database(database_url):
-    """With room for everybody."""
+    """With a connection for every task."""
     opened = await Database.open(PostgresTarget(url=database_url, pool_max=16))
     yield opened
     await opened.close()
@@ -45,9 +45,9 @@ async def leader(queue):
 
 
 async def blocked(database, call):
-    """The task of a call that now waits for somebody's lock."""
+    """Start `call`; returns its task once it waits for a lock."""
     task = asyncio.create_task(call)
-    await until(lambda: database.value(WAITING_LOCKS), what="the wait for a lock")
+    await until(lambda: database.value(WAITING_LOCKS), what="a session to wait for a lock")
     assert not task.done()
     return task
 
@@ -57,7 +57,7 @@ async def counts(database, queue="film"):
 
 
 async def finish(queue, dispatcher):
-    """Everything that can be claimed ends; returns its frames."""
+    """Claim and complete everything; returns the frames."""
     done = []
     while pieces := await dispatcher.pieces(4000):
         done += [(piece.job, frame) for piece in pieces for frame in piece.frames]
@@ -65,9 +65,7 @@ async def finish(queue, dispatcher):
     return done
 
 
-async def test_a_claim_that_ends_within_cancelled_turns_leaves_the_rest_of_them_cancelled(
-    queue, dispatcher, leader, database
-):
+async def test_claim_ending_within_cancelled_positions_leaves_the_rest_cancelled(queue, dispatcher, leader, database):
     job = entry(frames=10)
     await queue.enqueue([job])
     await queue.cancel_waiting(job.job, frames=range(2, 10))
@@ -81,7 +79,7 @@ async def test_a_claim_that_ends_within_cancelled_turns_leaves_the_rest_of_them_
     assert [piece.payload for piece in await dispatcher.pieces()] == [b"next"]
 
 
-async def test_cancelling_on_both_sides_of_the_cursor_at_once(queue, dispatcher, leader, database):
+async def test_cancel_on_both_sides_of_the_cursor_counts_each_frame_once(queue, dispatcher, leader, database):
     job = entry(frames=20)
     await queue.enqueue([job])
     await queue.give_back((await dispatcher.tokens(10))[5:])
@@ -95,7 +93,7 @@ async def test_cancelling_on_both_sides_of_the_cursor_at_once(queue, dispatcher,
     assert await dispatcher.queue.candidates(["film"]) == []
 
 
-async def test_a_slot_of_cancelled_turns_goes_only_when_all_before_them_were_claimed(
+async def test_slot_of_cancelled_positions_is_pruned_only_when_all_before_are_claimed(
     queue, dispatcher, leader, database
 ):
     first, second, third = entry(frames=3), entry(frames=4), entry(frames=5)
@@ -116,8 +114,8 @@ async def test_a_slot_of_cancelled_turns_goes_only_when_all_before_them_were_cla
     assert await database.value(sql("SELECT count(*) FROM rota.ready_tombstones")) == 0
 
 
-async def test_a_batch_that_waited_for_a_lane_while_the_ring_turned_numbers_on(queue, database, leader, dispatcher):
-    """The lanes of one batch may be filled in different slots: newer turns of a lane are never in an older slot."""
+async def test_batch_that_waited_for_a_lane_during_rotation_continues_numbering(queue, database, leader, dispatcher):
+    """A batch may write its lanes to different slots: later positions of a lane are never in an older slot."""
     for name in ("a", "b"):
         await queue.ensure_queue(name, shards=1, priorities=[5])
     async with database.transaction() as first:
@@ -134,7 +132,7 @@ async def test_a_batch_that_waited_for_a_lane_while_the_ring_turned_numbers_on(q
     await agreed(database)
 
 
-async def test_cancelling_looks_at_the_ring_after_it_waited(queue, database, leader, dispatcher):
+async def test_cancel_reads_the_ring_after_waiting_for_its_lock(queue, database, leader, dispatcher):
     job = entry(frames=5)
     [placed] = await queue.enqueue([job])
     await dispatcher.tokens(2)
@@ -148,7 +146,7 @@ async def test_cancelling_looks_at_the_ring_after_it_waited(queue, database, lea
     assert await counts(database) == {"running": 9, "cancelled": 1}
 
 
-async def test_parking_looks_at_the_ring_after_it_waited(queue, database, leader, dispatcher):
+async def test_park_reads_the_ring_after_waiting_for_its_lock(queue, database, leader, dispatcher):
     job = entry(frames=5)
     [placed] = await queue.enqueue([job])
     await dispatcher.tokens(2)
@@ -165,7 +163,7 @@ async def test_parking_looks_at_the_ring_after_it_waited(queue, database, leader
 
 
 async def carried(queue, leader, database, *entries):
-    """Entries that lie beside the ring, in slot 7."""
+    """Enqueue entries and have them carried over to slot 7, outside the ring; returns their lanes."""
     placed = await queue.enqueue(entries)
     await queue.pause("film")
     for _ in range(8):
@@ -176,7 +174,7 @@ async def carried(queue, leader, database, *entries):
     return [each.lane for each in placed]
 
 
-async def test_what_is_claimed_while_the_kept_slot_is_shed_keeps_its_body(queue, database, leader, dispatcher):
+async def test_frames_claimed_while_the_carried_slot_is_purged_keep_their_payload(queue, database, leader, dispatcher):
     [lane] = await carried(queue, leader, database, entry(frames=5, payload=b"kept"))
     async with database.transaction() as claiming:
         await claiming.run(sql("LOCK TABLE ONLY rota.queue_claims_3 IN ACCESS EXCLUSIVE MODE"))
@@ -192,7 +190,7 @@ async def test_what_is_claimed_while_the_kept_slot_is_shed_keeps_its_body(queue,
     assert sum(len(piece.frames) for piece in pieces if piece.payload == b"kept") == 5
 
 
-async def test_cancelling_finds_what_is_being_promoted(queue, database, dispatcher):
+async def test_cancel_finds_frames_being_promoted(queue, database, dispatcher):
     job = entry(frames=5)
     await queue.enqueue([job])
     await queue.retry(await dispatcher.tokens(), 0.0)
@@ -203,7 +201,7 @@ async def test_cancelling_finds_what_is_being_promoted(queue, database, dispatch
     assert await counts(database) == {"cancelled": 5}
 
 
-async def test_promotion_waits_for_nobody_who_cancels(queue, database, dispatcher, leader):
+async def test_promotion_does_not_wait_for_a_cancel(queue, database, dispatcher, leader):
     first, second = entry(frames=2), entry(frames=3)
     await queue.enqueue([first, second])
     await queue.retry(await dispatcher.tokens(), 0.0)
@@ -213,7 +211,7 @@ async def test_promotion_waits_for_nobody_who_cancels(queue, database, dispatche
     assert await counts(database) == {"waiting": 3, "cancelled": 2}
 
 
-async def test_a_queue_that_cannot_be_promoted_to_holds_up_no_other(queue, database, dispatcher, monkeypatch):
+async def test_queue_blocked_for_promotion_delays_no_other(queue, database, dispatcher, monkeypatch):
     monkeypatch.setattr(storage.promote, "__defaults__", (3,))
     await queue.ensure_queue("film", shards=1)
     await queue.enqueue([*(entry() for _ in range(5)), entry("short")])
@@ -228,8 +226,8 @@ async def test_a_queue_that_cannot_be_promoted_to_holds_up_no_other(queue, datab
 
 
 @pytest.mark.parametrize(("at_once", "freed"), [(100, 4), (1, 3)])
-async def test_unparking_while_the_job_is_carried_out_of_the_ring(queue, database, leader, dispatcher, at_once, freed):
-    """All of it or only its first entry: then the parked turns are cut there."""
+async def test_unpark_during_carry_over_frees_each_frame_once(queue, database, leader, dispatcher, at_once, freed):
+    """The whole job is carried over, or only its first entry, which splits the parked positions there."""
     job = entry(frames=3)
     [placed] = await queue.enqueue([job, *(entry(job=job.job, frame=frame, frames=3) for frame in (3, 6))])
     await queue.park([], job.job, rest_of=[placed.lane])
@@ -248,25 +246,27 @@ async def test_unparking_while_the_job_is_carried_out_of_the_ring(queue, databas
     await agreed(database)
 
 
-async def test_rebuilding_counts_and_completing_wait_for_each_other_in_one_order(queue, database, dispatcher):
+async def test_rebuild_counts_and_complete_do_not_deadlock(queue, database, dispatcher):
     await queue.enqueue([entry(frames=3)])
     [one], [two] = await dispatcher.tokens(1), await dispatcher.tokens(1)
     async with database.transaction() as first:
         await queue.complete([one], on=first)
         rebuilding = await blocked(database, queue.rebuild_counts())
         late = asyncio.create_task(queue.complete([two]))
-        await until(lambda: two_wait(database), what="both waits")
+        await until(lambda: two_sessions_wait(database), what="both sessions to wait")
     await rebuilding
     assert (await late).accepted == 1
     assert await counts(database) == {"waiting": 1, "completed": 2}
 
 
-async def two_wait(database):
+async def two_sessions_wait(database):
     return await database.value(WAITING_LOCKS) >= 2
 
 
-async def test_scanned_counts_wait_for_a_prune_and_then_see_both_of_its_sides(queue, database, leader, dispatcher):
-    """The rows that go and the rollup they go into are of one moment also where no counter is kept."""
+async def test_scanned_counts_wait_for_a_prune_and_see_rows_and_rollup_consistently(
+    queue, database, leader, dispatcher
+):
+    """Without counters, too, deleted rows and the rollup that counts them are read at one instant."""
     await queue.rebuild_counts("scan")
     await queue.enqueue([entry(frames=5)])
     await queue.complete(await dispatcher.tokens())
@@ -277,8 +277,8 @@ async def test_scanned_counts_wait_for_a_prune_and_then_see_both_of_its_sides(qu
     assert (await counting)["film"].completed == 5
 
 
-async def test_a_prune_that_waited_looks_again(queue, database, leader, dispatcher):
-    """A producer of the slot commits while the lock is waited for: what it queued must not go."""
+async def test_prune_checks_the_slot_again_after_waiting(queue, database, leader, dispatcher):
+    """A producer commits into the slot while prune waits for the lock: its frames must not be pruned."""
     await queue.ensure_queue("film", shards=1)
     await queue.enqueue([entry(frames=2)])
     await queue.complete(await dispatcher.tokens())
@@ -295,8 +295,8 @@ async def test_a_prune_that_waited_looks_again(queue, database, leader, dispatch
     assert len(await finish(queue, dispatcher)) == 3
 
 
-async def test_who_empties_a_slot_waits_for_claims_and_never_in_a_circle(queue, database, leader, dispatcher):
-    """A claim looks for the cursor in the claims and then at the entries; so that is the order of the locks."""
+async def test_carry_over_waits_for_claims_without_deadlock(queue, database, leader, dispatcher):
+    """A claim reads the cursor from the claims and then the entries; every caller takes the locks in this order."""
     [placed] = await queue.enqueue([entry(frames=3)])
     for _ in range(6):
         await leader.turn_ring()
@@ -314,7 +314,7 @@ async def test_who_empties_a_slot_waits_for_claims_and_never_in_a_circle(queue, 
     assert await counts(database) == {"running": 3}
 
 
-async def test_a_dispatcher_that_is_declared_dead_while_it_claims_loses_what_it_got(queue, database, leader):
+async def test_dispatcher_declared_dead_during_its_claim_loses_the_claimed_frames(queue, database, leader):
     doomed = await Dispatcher(database, "doomed").enlisted()
     [placed] = await queue.enqueue([entry(frames=4)])
     async with database.transaction() as claiming:
@@ -325,21 +325,21 @@ async def test_a_dispatcher_that_is_declared_dead_while_it_claims_loses_what_it_
     assert await counts(database) == {"waiting": 4}
 
 
-async def test_of_cancelling_and_giving_back_at_once_neither_loses_a_frame(queue, database, dispatcher):
+async def test_concurrent_cancel_and_give_back_lose_no_frame(queue, database, dispatcher):
     job = entry(frames=6)
     await queue.enqueue([job])
     tokens = await dispatcher.tokens(4)
     async with database.transaction() as returning:
         await queue.give_back(tokens[:2], on=returning)
         assert await queue.cancel_waiting(job.job) == 2, (
-            "what comes back later waits again: cancelling is of its moment"
+            "frames returned later wait again: cancel applies only to frames that wait now"
         )
     assert await counts(database) == {"waiting": 2, "running": 2, "cancelled": 2}
     assert await queue.cancel_waiting(job.job) == 2
 
 
-async def test_parking_and_cancelling_never_wait_in_a_circle(queue, database, dispatcher):
-    """Both need the lane and a claim that holds frames of both jobs; whoever needs both takes the lane first."""
+async def test_park_and_cancel_do_not_deadlock(queue, database, dispatcher):
+    """Both need the lane and a claim with frames of both jobs; a caller that needs both locks the lane first."""
     cancelled, capped = entry(frames=4), entry(frames=4)
     [placed] = await queue.enqueue([cancelled, capped])
     tokens = await dispatcher.tokens(6)
@@ -352,8 +352,8 @@ async def test_parking_and_cancelling_never_wait_in_a_circle(queue, database, di
     assert await counts(database) == {"waiting": 4, "cancelled": 4}
 
 
-async def test_two_jobs_that_are_cancelled_layer_by_layer_never_wait_in_a_circle(queue, database):
-    """Whoever ends a job asks for one layer after the other; the lanes of all of them are taken with the first."""
+async def test_two_jobs_cancelled_layer_by_layer_do_not_deadlock(queue, database):
+    """A job is cancelled layer by layer; the first call locks the lanes of all its layers."""
     first, second = uuid4(), uuid4()
     layers = {(job, name): entry(name, job=job, layer=uuid4()) for job in (first, second) for name in ("a", "b")}
     await queue.enqueue(list(layers.values()))
