@@ -32,7 +32,7 @@ from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import InvalidInput, Refused
 from rota.model.quota import Level, Limit, Usage
 from tests.contract.ledger_suite import EMPTY, plain, sql
-from tests.integration.accounting.accounting_support import Farm
+from tests.integration.accounting.accounting_support import ShowQuota
 from tests.property.accounting_model import Model
 from tests.support.harness.effort import effort
 from tests.support.harness.fixtures import redis_async
@@ -76,19 +76,22 @@ class Machine(RuleBasedStateMachine):
         for statement in CLEAR:
             await self.database.run(statement)
         await self.redis.flushdb()
-        self.farm = farm = await Farm(AccountingService(self.database, self.redis)).make(burst=burst)
+        self.farm = farm = await ShowQuota(AccountingService(self.database, self.redis)).make(burst=burst)
         pool = (await farm.change("create_pool", "other")).after.id
         await farm.change("create_subscription", "duck", "other", size=1, burst=burst)
         folder = (await farm.change("create_folder", "duck", "assets")).after.id
         dept = (await farm.change("create_dept", "sims")).after.id
-        self.services = {"one": farm.books, "two": AccountingService(self.database, self.redis, remember_s=NEVER_S)}
+        self.services = {
+            "one": farm.accounting,
+            "two": AccountingService(self.database, self.redis, remember_s=NEVER_S),
+        }
         self.silent = AccountingService(self.database, None, remember_s=NEVER_S)
         self.pools, self.folders, self.depts = (farm.pool, pool), (farm.folder, folder), (farm.dept, dept)
         self.names = {pool: "other", farm.pool: "duck-main", folder: "assets", farm.folder: "shots"}
         self.names |= {dept: "sims", farm.dept: "duck-fx"}
         self.jobs = [UUID(int=farm.job.int ^ number) for number in range(3)]
         self.hosts = [farm.host, UUID(int=farm.host.int ^ 1)]
-        self.maintenance = farm.upkeep()
+        self.maintenance = farm.maintenance()
         self.model = Model()
         self.model.limits = {(Level.SUBSCRIPTION, each): Limit(100 * burst, -1) for each in self.pools}
         self.least = {}
@@ -321,7 +324,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reconcile(self):
-        found = self.run(self.farm.recount())
+        found = self.run(self.farm.reconcile())
         if not self.model.live:
             assert found is None
             return
@@ -336,7 +339,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def write_tables(self):
-        ledger = self.farm.books.transactional
+        ledger = self.farm.accounting.transactional
         if self.model.managed:
             self.run(ledger.refresh_managed_tables(self.farm.show))
             assert self.run(ledger.refresh_managed_tables(self.farm.show)) == {}
@@ -353,7 +356,7 @@ class Machine(RuleBasedStateMachine):
         self.run(self._check())
 
     async def _check(self):
-        ledger = self.farm.live if self.model.managed else self.farm.books.transactional
+        ledger = self.farm.live if self.model.managed else self.farm.accounting.transactional
         counters = await ledger.counters(self.farm.show)
         assert not self.model.managed or self.model.seeded or not counters
         if self.model.live or not self.model.managed:

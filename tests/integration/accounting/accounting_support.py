@@ -1,7 +1,7 @@
-"""What the tests of the books share: a show as an administrator makes it, calls that stop half way, and what must hold.
+"""Helpers of the accounting tests: a show with quota, calls that pause midway, and the invariants.
 
-`Farm` is a show `duck` with a share of the pool `duck-main`, a folder `shots` and a department `duck-fx`, made and
-changed through `Books.change`, so that PostgreSQL and Redis both know it.
+`ShowQuota` is a show `duck` with a subscription to the pool `duck-main`, a folder `shots` and a department `duck-fx`.
+It is created and changed through `AccountingService.change`, so that PostgreSQL and Redis both have it.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from rota.model.settings.accounting import AccountingSettings
 from tests.contract.ledger_suite import plain, sql
 
 PLENTY = 10_000
-"""Cores; nothing here comes near it."""
+"""Cores; no test comes near it."""
 TOKENS = sql("SELECT token FROM rota.proc WHERE pk_show = $1 ORDER BY token")
 FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1")
-# A1 at this moment: every key whose procs hold more than its cap allows.
+# Violations of A1: keys whose procs exceed their cap.
 _USED = (
     "(SELECT pk_show, {key}, sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus"
     " FROM rota.proc GROUP BY 1, 2)"
@@ -47,10 +47,10 @@ OVER = sql(
 )
 
 
-class Farm:
-    def __init__(self, books):
-        self.books = books
-        self.database = books.database
+class ShowQuota:
+    def __init__(self, accounting):
+        self.accounting = accounting
+        self.database = accounting.database
         self.job, self.layer, self.host = uuid4(), uuid4(), uuid4()
 
     async def make(self, *, managed=True, burst=PLENTY, name="duck"):
@@ -64,13 +64,13 @@ class Farm:
         return self
 
     async def change(self, action, *args, **more):
-        return await self.books.change(lambda admin: getattr(admin, action)(*args, actor="ann", **more))
+        return await self.accounting.change(lambda admin: getattr(admin, action)(*args, actor="ann", **more))
 
     async def burst(self, cores, gpus=None):
         return await self.change("change_subscription", self.name, f"{self.name}-main", burst=cores, gpu_burst=gpus)
 
     async def resize(self):
-        """A change of limits that changes nothing for anybody."""
+        """A change of limits without effect."""
         return await self.change("change_subscription", self.name, f"{self.name}-main", size=1)
 
     async def cap_folder(self, caps):
@@ -90,7 +90,7 @@ class Farm:
 
     @property
     def live(self):
-        return self.books.live
+        return self.accounting.live
 
     @property
     def keys(self):
@@ -104,20 +104,22 @@ class Farm:
         return BookingGroup(self.charge(cores, gpus, **other), self.host, tokens, capped)
 
     async def book(self, tokens, cores=100, gpus=0, *, force=False, by=None, **other):
-        """One group; `by` is another `Books` than ours."""
+        """Book one group; `by` is another `AccountingService` than ours."""
         group = self.group(tokens, cores, gpus, **other)
-        [outcome] = await (by or self.books).book(self.show, [group], force=force)
+        [outcome] = await (by or self.accounting).book(self.show, [group], force=force)
         return plain(outcome)
 
     async def release(self, tokens, *, by=None):
-        """The tokens that were released."""
-        return sorted(token for each in await (by or self.books).release(self.show, tokens) for token in each.tokens)
+        """Returns the tokens that were released."""
+        return sorted(
+            token for each in await (by or self.accounting).release(self.show, tokens) for token in each.tokens
+        )
 
-    async def recount(self, **more):
+    async def reconcile(self, **more):
         return await reconcile.reconcile_show(self.live, self.show, **({"grace_s": 0.0} | more))
 
     async def audit(self):
-        return await audit(self.books, await self.books.admin.show(self.name))
+        return await audit(self.accounting, await self.accounting.admin.show(self.name))
 
     async def tokens(self):
         return [row["token"] for row in await self.database.rows(TOKENS, self.show)]
@@ -126,7 +128,7 @@ class Farm:
         return await self.database.value(FENCE, self.show)
 
     async def held(self):
-        """What procs hold, by key."""
+        """Usage of the procs, by key."""
         held = {}
         for each in await allocations.sums(self.database, [self.show]):
             for level, thing in zip(LEVELS, (each.alloc, each.folder, each.job, each.layer, each.dept), strict=True):
@@ -135,11 +137,11 @@ class Farm:
         return held
 
     async def counters(self):
-        """What Redis counts, by key, without zeros."""
+        """Non-zero counters in Redis, by key."""
         return {key: usage for key, usage in (await self.live.counters(self.show)).items() if usage != Usage()}
 
-    async def decides_right(self):
-        """Whether every hash that has counters has those of the procs: what bookings are decided by."""
+    async def hashes_agree(self):
+        """Whether every hash with counters, on which bookings are decided, has the usage of the procs."""
         names = await live_reader.names_in_use(self.live.client, self.keys)
         found = await live_reader.read_counters(self.live.client, self.keys, names)
         held = await self.held()
@@ -150,11 +152,11 @@ class Farm:
         )
 
     async def agrees(self):
-        """Whether Redis counts what procs hold, at every key."""
+        """Whether Redis counts the usage of the procs at every key."""
         return await self.counters() == await self.held()
 
-    async def over(self):
-        """Keys above their caps: there are none (A1), unless a cap was lowered below use or force was given."""
+    async def over_cap(self):
+        """Keys above their caps: none (A1), unless a cap was lowered below use or a booking was forced."""
         return [tuple(row) for row in await self.database.rows(OVER)]
 
     async def hash(self, key):
@@ -169,41 +171,45 @@ class Farm:
     async def seq(self):
         return int(await self.live.client.get(self.keys.seq) or 0)
 
-    def upkeep(self, *, owner=None, grace_s=0.0, **wanted):
+    def maintenance(self, *, owner=None, grace_s=0.0, **settings):
         return AccountingMaintenance(
-            self.books, Leases(self.database, owner=owner), AccountingSettings(**wanted), grace_s=grace_s, rest=0.0
+            self.accounting,
+            Leases(self.database, owner=owner),
+            AccountingSettings(**settings),
+            grace_s=grace_s,
+            rest=0.0,
         )
 
-    def colleague(self, client=None, **more):
-        """The books as another process sees them; without a client it has no Redis."""
+    def other_service(self, client=None, **more):
+        """The accounting service of another process; without a client it has no Redis."""
         return AccountingService(self.database, client, **more)
 
 
 @asynccontextmanager
-async def stopped(monkeypatch, owner, name, work, *, after=False):
-    """Runs `work` until it calls `owner.name`, and stops it there, before the call or after it.
+async def paused_at(monkeypatch, owner, name, work, *, after=False):
+    """Run `work` until it calls `owner.name`, and pause it there, before or after the call.
 
-        async with stopped(monkeypatch, procs, "insert", farm.book([1])) as booking:
+        async with paused_at(monkeypatch, allocations, "insert", quota.book([1])) as booking:
             ...             # what happens meanwhile
-        booking.result()    # it went on, and has ended
+        booking.result()    # it has continued and ended
 
-    Who cancels the task instead sees what is left when a process dies there.
+    A task cancelled inside the block leaves the state of a process that crashed there.
     """
-    reached, go = asyncio.Event(), asyncio.Event()
+    reached, resume = asyncio.Event(), asyncio.Event()
     real = getattr(owner, name)
 
-    async def stop(*args, **more):
+    async def pause(*args, **more):
         if reached.is_set():
             return await real(*args, **more)
         answer = None
         if after:
             answer = await real(*args, **more)
         reached.set()
-        await go.wait()
+        await resume.wait()
         return answer if after else await real(*args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, stop)
+        patched.setattr(owner, name, pause)
         task = asyncio.create_task(work)
         async with asyncio.timeout(10):
             stopping = asyncio.create_task(reached.wait())
@@ -213,11 +219,11 @@ async def stopped(monkeypatch, owner, name, work, *, after=False):
             try:
                 yield task
             finally:
-                go.set()
+                resume.set()
                 await asyncio.wait({task})
 
 
-async def die(task):
-    """As if the process had died where it stands."""
+async def crash(task):
+    """Cancel `task` as if its process had crashed here."""
     task.cancel()
     await asyncio.wait({task})

@@ -1,7 +1,8 @@
-"""A process that books one subscription from several tasks at once; run by the tests as a second process.
+"""A process that books one subscription from several concurrent tasks; run by the tests as a second process.
 
-Each line on its standard input is an order, answered by one line: `fill` books until every task was refused, `churn N`
-has each task give some back and book again N times, `release` gives all back. The answer is how many frames it holds.
+Each line on standard input is a command, answered by one line: `fill` books until every task was refused, `churn N`
+has each task release some frames and book again N times, `release` releases all. The answer is the number of frames
+that the process holds.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ BATCH = 7
 
 
 class Booker:
-    def __init__(self, books, show, charge, first):
-        self.books = books
+    def __init__(self, accounting, show, charge, first):
+        self.accounting = accounting
         self.show = show
         self.charge = charge
         self.next = first
@@ -34,10 +35,10 @@ class Booker:
             pass
 
     async def book(self, number):
-        """Whether somebody was refused."""
+        """Book `number` frames; returns whether any was refused."""
         tokens = range(self.next, self.next + number)
         self.next += number
-        [outcome] = await self.books.book(self.show, [BookingGroup(self.charge, self.show, tokens)])
+        [outcome] = await self.accounting.book(self.show, [BookingGroup(self.charge, self.show, tokens)])
         self.held += outcome.booked
         return bool(outcome.refused)
 
@@ -48,24 +49,24 @@ class Booker:
 
     async def release(self, number):
         gone, self.held = self.held[:number], self.held[number:]
-        await self.books.release(self.show, gone)
+        await self.accounting.release(self.show, gone)
 
 
 async def main(first, show, *keys):
     database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
     client = connect(RedisTarget(url=os.environ["REDIS"]))
-    books = AccountingService(database, client)
+    accounting = AccountingService(database, client)
     alloc, folder, dept = map(UUID, keys)
     bookers = [
-        Booker(books, UUID(show), Charge(alloc, folder, uuid4(), uuid4(), dept, 50), int(first) + 10**9 * number)
+        Booker(accounting, UUID(show), Charge(alloc, folder, uuid4(), uuid4(), dept, 50), int(first) + 10**9 * number)
         for number in range(BOOKERS)
     ]
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while order := (await lines.readline()).decode().split():
+    while command := (await lines.readline()).decode().split():
         async with asyncio.TaskGroup() as tasks:
             for booker in bookers:
-                match order:
+                match command:
                     case ["fill"]:
                         tasks.create_task(booker.fill())
                     case ["churn", rounds]:

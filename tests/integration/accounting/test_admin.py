@@ -1,4 +1,4 @@
-"""Changing what shows may use: names, limits, fences, versions and the audit trail."""
+"""Changes of shows, pools and limits: names, limits, fences, versions and the audit log."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from rota.infra import audit
 from rota.model.errors import InvalidInput, Refused
 from tests.contract.ledger_suite import sql
 
-TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
+AUDIT_ENTRIES = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
 
 
-class By:
-    """An `Admin` whose every change is made by ann."""
+class AdminAsAnn:
+    """A `QuotaAdmin` that makes every change as ann."""
 
     def __init__(self, admin):
         self.admin = admin
@@ -32,12 +32,12 @@ class By:
 
 @pytest.fixture
 def ann(database):
-    return By(QuotaAdmin(database))
+    return AdminAsAnn(QuotaAdmin(database))
 
 
 @pytest.fixture
-async def farm(ann):
-    """A show with a share of a pool, a folder and a department."""
+async def quota(ann):
+    """A show with a subscription, a folder and a department."""
     await ann.create_show("duck")
     await ann.create_pool("main")
     await ann.create_dept("fx")
@@ -47,9 +47,10 @@ async def farm(ann):
     return ann
 
 
-async def trail(database):
+async def audit_entries(database):
     return [
-        (row["actor"], row["action"], row["target"], json.loads(row["detail"])) for row in await database.rows(TRAIL)
+        (row["actor"], row["action"], row["target"], json.loads(row["detail"]))
+        for row in await database.rows(AUDIT_ENTRIES)
     ]
 
 
@@ -66,160 +67,160 @@ async def book(ann, tokens, cores=100):
     return outcome
 
 
-async def test_a_new_show_is_unmanaged_and_can_be_used_at_once(farm):
-    show = await farm.show("duck")
+async def test_new_show_is_unmanaged_and_usable_immediately(quota):
+    show = await quota.show("duck")
     assert (show.managed, show.fence) == (False, 1)
-    assert len((await book(farm, range(30))).booked) == 20
+    assert len((await book(quota, range(30))).booked) == 20
 
 
-async def test_limits_are_given_in_cores_and_kept_in_hundredths(farm):
-    await farm.change_subscription("duck", "main", size="2.5", burst=7.25, gpu_burst=3)
-    change = await farm.change_folder("duck", "shots", CapsUpdate(min_cores=1, max_cores="12.5", max_gpus=-1))
-    [share] = await farm.subscriptions("duck")
-    assert share.limits == {"int_size": 250, "int_burst": 725, "int_gpu_burst": 3}
+async def test_limits_are_given_in_cores_and_stored_in_centicores(quota):
+    await quota.change_subscription("duck", "main", size="2.5", burst=7.25, gpu_burst=3)
+    change = await quota.change_folder("duck", "shots", CapsUpdate(min_cores=1, max_cores="12.5", max_gpus=-1))
+    [subscription] = await quota.subscriptions("duck")
+    assert subscription.limits == {"int_size": 250, "int_burst": 725, "int_gpu_burst": 3}
     expected = {"int_min_cores": 100, "int_max_cores": 1250, "int_min_gpus": 0, "int_max_gpus": -1}
     assert change.after.limits == expected
 
 
-async def test_what_is_not_given_is_kept(farm):
-    await farm.change_point("duck", "fx", CapsUpdate(max_cores=8, min_gpus=1))
-    change = await farm.change_point("duck", "fx", CapsUpdate(max_gpus=4))
+async def test_omitted_limits_are_unchanged(quota):
+    await quota.change_point("duck", "fx", CapsUpdate(max_cores=8, min_gpus=1))
+    change = await quota.change_point("duck", "fx", CapsUpdate(max_gpus=4))
     assert change.after.limits == {"int_min_cores": 0, "int_max_cores": 800, "int_min_gpus": 1, "int_max_gpus": 4}
     assert change.before.limits["int_max_gpus"] == -1
 
 
-async def test_lowering_any_cap_raises_the_fence_and_raising_it_does_not(farm):
+async def test_lowering_a_cap_raises_the_fence_and_raising_it_does_not(quota):
     changes = [
-        await farm.change_subscription("duck", "main", burst=15),
-        await farm.change_subscription("duck", "main", burst=30),
-        await farm.change_subscription("duck", "main", size=3),
-        await farm.change_subscription("duck", "main", gpu_burst=0),
-        await farm.change_folder("duck", "shots", CapsUpdate(max_cores=10)),
-        await farm.change_folder("duck", "shots", CapsUpdate(max_cores=0)),
-        await farm.change_folder("duck", "shots", CapsUpdate(min_cores=5)),
-        await farm.change_point("duck", "fx", CapsUpdate(max_gpus=1)),
-        await farm.change_point("duck", "fx", CapsUpdate(max_gpus=-1)),
+        await quota.change_subscription("duck", "main", burst=15),
+        await quota.change_subscription("duck", "main", burst=30),
+        await quota.change_subscription("duck", "main", size=3),
+        await quota.change_subscription("duck", "main", gpu_burst=0),
+        await quota.change_folder("duck", "shots", CapsUpdate(max_cores=10)),
+        await quota.change_folder("duck", "shots", CapsUpdate(max_cores=0)),
+        await quota.change_folder("duck", "shots", CapsUpdate(min_cores=5)),
+        await quota.change_point("duck", "fx", CapsUpdate(max_gpus=1)),
+        await quota.change_point("duck", "fx", CapsUpdate(max_gpus=-1)),
     ]
     assert [change.show.fence for change in changes] == [2, 2, 2, 3, 4, 4, 4, 5, 5]
 
 
-async def test_every_change_has_a_higher_version_also_when_a_thing_is_removed_and_made_again(farm):
+async def test_every_change_has_a_higher_version_even_after_delete_and_create(quota):
     changes = [
-        await farm.change_subscription("duck", "main", burst=15),
-        await farm.delete_subscription("duck", "main"),
-        await farm.create_subscription("duck", "main", size=1, burst=1),
-        await farm.change_folder("duck", "shots", CapsUpdate(max_cores=10)),
-        await farm.rename_show("duck", "drake"),
+        await quota.change_subscription("duck", "main", burst=15),
+        await quota.delete_subscription("duck", "main"),
+        await quota.create_subscription("duck", "main", size=1, burst=1),
+        await quota.change_folder("duck", "shots", CapsUpdate(max_cores=10)),
+        await quota.rename_show("duck", "drake"),
     ]
     versions = [change.version for change in changes]
     assert versions == sorted(set(versions))
 
 
-async def test_a_booking_made_under_the_old_cap_cannot_be_inserted_after_it_was_lowered(farm):
-    change = await farm.set_managed("duck", True)
-    group = BookingGroup(await charge_in(farm), change.show.id, [1])
-    lowered = await farm.change_folder("duck", "shots", CapsUpdate(max_cores=1))
-    told = await allocations.insert(farm.admin.database, change.show.id, change.show.fence, [group])
-    assert told.refused == {1: DeclineReason.STALE_FENCE}
-    assert not (await allocations.insert(farm.admin.database, change.show.id, lowered.show.fence, [group])).refused
+async def test_booking_under_the_old_cap_cannot_be_inserted_after_the_cap_was_lowered(quota):
+    change = await quota.set_managed("duck", True)
+    group = BookingGroup(await charge_in(quota), change.show.id, [1])
+    lowered = await quota.change_folder("duck", "shots", CapsUpdate(max_cores=1))
+    result = await allocations.insert(quota.admin.database, change.show.id, change.show.fence, [group])
+    assert result.refused == {1: DeclineReason.STALE_FENCE}
+    assert not (await allocations.insert(quota.admin.database, change.show.id, lowered.show.fence, [group])).refused
 
 
-async def test_caps_of_jobs_and_layers_can_be_changed(farm):
-    await book(farm, [1])
-    show = await farm.show("duck")
-    change = await farm.change_job("duck", show.id, max_cores=1)
+async def test_job_and_layer_caps_can_be_changed(quota):
+    await book(quota, [1])
+    show = await quota.show("duck")
+    change = await quota.change_job("duck", show.id, max_cores=1)
     assert (change.after.limits, change.show.fence) == ({"int_max_cores": 100, "int_max_gpus": -1}, 2)
-    assert (await book(farm, [2])).refusal.table == "job"
-    await farm.change_job("duck", show.id, max_cores=-1)
-    await farm.change_layer("duck", show.id, max_cores="1.5")
-    assert (await book(farm, [2])).refusal.table == "layer"
+    assert (await book(quota, [2])).refusal.table == "job"
+    await quota.change_job("duck", show.id, max_cores=-1)
+    await quota.change_layer("duck", show.id, max_cores="1.5")
+    assert (await book(quota, [2])).refusal.table == "layer"
 
 
-async def test_the_flag_can_be_set_both_ways_and_again(farm):
-    there = await farm.set_managed("duck", True)
+async def test_managed_flag_can_be_set_both_ways_and_repeatedly(quota):
+    there = await quota.set_managed("duck", True)
     assert (there.before.managed, there.after.managed, there.show.fence) == (False, True, 2)
-    again = await farm.set_managed("duck", True)
+    again = await quota.set_managed("duck", True)
     assert again.show.fence == 2
-    back = await farm.set_managed("duck", False)
+    back = await quota.set_managed("duck", False)
     assert (back.after.managed, back.show.fence) == (False, 3)
-    assert [action for _, action, _, _ in (await trail(farm.admin.database))[-2:]] == ["show.set_managed"] * 2
+    assert [action for _, action, _, _ in (await audit_entries(quota.admin.database))[-2:]] == ["show.set_managed"] * 2
 
 
-async def test_a_raised_fence_is_told(farm):
-    show = await farm.show("duck")
-    assert await farm.raise_fence(show.id) == 2
+async def test_raise_fence_returns_the_new_fence(quota):
+    show = await quota.show("duck")
+    assert await quota.raise_fence(show.id) == 2
     with pytest.raises(InvalidInput, match="deleted"):
-        await farm.raise_fence(uuid4())
+        await quota.raise_fence(uuid4())
 
 
-async def test_nothing_with_procs_is_deleted(farm):
-    await book(farm, range(3))
+async def test_resource_with_procs_cannot_be_deleted(quota):
+    await book(quota, range(3))
     for delete in (
-        farm.delete_show("duck"),
-        farm.delete_folder("duck", "shots"),
-        farm.delete_subscription("duck", "main"),
-        farm.delete_point("duck", "fx"),
+        quota.delete_show("duck"),
+        quota.delete_folder("duck", "shots"),
+        quota.delete_subscription("duck", "main"),
+        quota.delete_point("duck", "fx"),
     ):
         with pytest.raises(Refused, match="3 frames run"):
             await delete
-    for delete in (farm.delete_pool("main"), farm.delete_dept("fx")):
+    for delete in (quota.delete_pool("main"), quota.delete_dept("fx")):
         with pytest.raises(Refused, match=r"\(duck\)"):
             await delete
-    show = await farm.show("duck")
-    await TransactionalLedger(farm.admin.database).release(show.id, range(3))
-    await farm.delete_folder("duck", "shots")
-    change = await farm.delete_show("duck")
+    show = await quota.show("duck")
+    await TransactionalLedger(quota.admin.database).release(show.id, range(3))
+    await quota.delete_folder("duck", "shots")
+    change = await quota.delete_show("duck")
     assert (change.show, change.after, change.before.name) == (None, None, "duck")
-    await farm.delete_pool("main")
-    await farm.delete_dept("fx")
-    assert await farm.shows() == await farm.pools() == await farm.depts() == []
+    await quota.delete_pool("main")
+    await quota.delete_dept("fx")
+    assert await quota.shows() == await quota.pools() == await quota.depts() == []
 
 
-async def test_removing_a_share_raises_the_fence_since_redis_may_have_booked_on_it(farm):
-    assert (await farm.delete_subscription("duck", "main")).show.fence == 2
-    assert (await farm.delete_folder("duck", "shots")).show.fence == 3
-    assert (await farm.delete_point("duck", "fx")).show.fence == 4
+async def test_deleting_a_subscription_folder_or_point_raises_the_fence(quota):
+    assert (await quota.delete_subscription("duck", "main")).show.fence == 2
+    assert (await quota.delete_folder("duck", "shots")).show.fence == 3
+    assert (await quota.delete_point("duck", "fx")).show.fence == 4
 
 
-async def test_things_can_be_renamed(farm):
-    await farm.rename_show("duck", "drake")
-    await farm.rename_pool("main", "big")
-    await farm.rename_dept("fx", "sims")
-    change = await farm.rename_folder("drake", "shots", "assets")
+async def test_resources_can_be_renamed(quota):
+    await quota.rename_show("duck", "drake")
+    await quota.rename_pool("main", "big")
+    await quota.rename_dept("fx", "sims")
+    change = await quota.rename_folder("drake", "shots", "assets")
     assert (change.before.name, change.after.name) == ("shots", "assets")
-    assert [share.name for share in await farm.subscriptions("drake")] == ["big"]
-    assert [point.name for point in await farm.points("drake")] == ["sims"]
+    assert [subscription.name for subscription in await quota.subscriptions("drake")] == ["big"]
+    assert [point.name for point in await quota.points("drake")] == ["sims"]
 
 
-async def test_a_name_nobody_knows_is_answered_with_the_nearest(farm):
+async def test_unknown_name_is_refused_with_the_nearest_match(quota):
     for call, nearest in (
-        (farm.delete_show("dukc"), "duck"),
-        (farm.folders("dck"), "duck"),
-        (farm.change_folder("duck", "shot", CapsUpdate(max_cores=1)), "shots"),
-        (farm.create_subscription("duck", "mian", size=1, burst=1), "main"),
-        (farm.create_point("duck", "f", caps=None), "fx"),
-        (farm.change_subscription("duck", "mainn", burst=1), "main"),
+        (quota.delete_show("dukc"), "duck"),
+        (quota.folders("dck"), "duck"),
+        (quota.change_folder("duck", "shot", CapsUpdate(max_cores=1)), "shots"),
+        (quota.create_subscription("duck", "mian", size=1, burst=1), "main"),
+        (quota.create_point("duck", "f", caps=None), "fx"),
+        (quota.change_subscription("duck", "mainn", burst=1), "main"),
     ):
         with pytest.raises(InvalidInput, match=f"did you mean {nearest}"):
             await call
     with pytest.raises(InvalidInput, match="there are duck"):
-        await farm.show("zzz")
+        await quota.show("zzz")
 
 
-async def test_a_name_that_is_taken_is_refused(farm):
+async def test_duplicate_name_is_refused(quota):
     for call in (
-        farm.create_show("duck"),
-        farm.create_pool("main"),
-        farm.create_folder("duck", "shots"),
-        farm.create_subscription("duck", "main", size=1, burst=1),
-        farm.create_point("duck", "fx"),
+        quota.create_show("duck"),
+        quota.create_pool("main"),
+        quota.create_folder("duck", "shots"),
+        quota.create_subscription("duck", "main", size=1, burst=1),
+        quota.create_point("duck", "fx"),
     ):
         with pytest.raises(InvalidInput, match="already"):
             await call
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "x" * 65, "a/b", "-a", "ä", "a\0b", "a:b"])
-async def test_names_that_cannot_be_typed_safely_are_refused(ann, name):
+async def test_invalid_name_is_refused(ann, name):
     with pytest.raises(InvalidInput, match="cannot be the name"):
         await ann.create_show(name)
 
@@ -238,11 +239,11 @@ async def test_names_that_cannot_be_typed_safely_are_refused(ann, name):
         {"gpu_burst": True},
     ],
 )
-async def test_negative_and_absurd_limits_are_refused(farm, wrong):
-    before = await farm.subscriptions("duck")
+async def test_negative_or_absurd_limit_is_refused(quota, wrong):
+    before = await quota.subscriptions("duck")
     with pytest.raises(InvalidInput):
-        await farm.change_subscription("duck", "main", **wrong)
-    assert await farm.subscriptions("duck") == before
+        await quota.change_subscription("duck", "main", **wrong)
+    assert await quota.subscriptions("duck") == before
 
 
 @pytest.mark.parametrize(
@@ -255,37 +256,37 @@ async def test_negative_and_absurd_limits_are_refused(farm, wrong):
         CapsUpdate(min_cores=5, max_cores=4),
     ],
 )
-async def test_caps_that_make_no_sense_are_refused(farm, caps):
+async def test_inconsistent_caps_are_refused(quota, caps):
     with pytest.raises(InvalidInput):
-        await farm.change_folder("duck", "shots", caps)
-    assert (await farm.folders("duck"))[0].limits["int_max_cores"] == -1
+        await quota.change_folder("duck", "shots", caps)
+    assert (await quota.folders("duck"))[0].limits["int_max_cores"] == -1
 
 
-async def test_every_change_is_in_the_trail_with_what_was_before_and_after(farm):
-    await farm.change_subscription("duck", "main", burst="7.5")
-    database = farm.admin.database
-    actor, action, target, detail = (await trail(database))[-1]
+async def test_every_change_is_audited_with_its_values_before_and_after(quota):
+    await quota.change_subscription("duck", "main", burst="7.5")
+    database = quota.admin.database
+    actor, action, target, detail = (await audit_entries(database))[-1]
     assert (actor, action, target) == ("ann", "subscription.change", "subscription:duck/main")
     assert detail["before"] == {"name": "main", "int_size": "10", "int_burst": "20", "int_gpu_burst": -1}
     assert detail["after"] == detail["before"] | {"int_burst": "7.5"}
-    assert [entry[1] for entry in await trail(database)][:3] == ["show.create", "pool.create", "dept.create"]
+    assert [entry[1] for entry in await audit_entries(database)][:3] == ["show.create", "pool.create", "dept.create"]
     assert (await audit.verify(database)).ok
 
 
-async def test_what_is_refused_and_what_changes_nothing_is_not_in_the_trail(farm):
-    entries = len(await trail(farm.admin.database))
+async def test_refused_or_ineffective_change_is_not_audited(quota):
+    entries = len(await audit_entries(quota.admin.database))
     with pytest.raises(InvalidInput):
-        await farm.change_folder("duck", "shots", CapsUpdate(min_cores=5, max_cores=4))
-    await farm.change_folder("duck", "shots", CapsUpdate(max_cores=-1))
-    await farm.set_managed("duck", False)
-    assert len(await trail(farm.admin.database)) == entries
+        await quota.change_folder("duck", "shots", CapsUpdate(min_cores=5, max_cores=4))
+    await quota.change_folder("duck", "shots", CapsUpdate(max_cores=-1))
+    await quota.set_managed("duck", False)
+    assert len(await audit_entries(quota.admin.database)) == entries
 
 
-async def test_changes_and_bookings_at_once_neither_deadlock_nor_pass_a_cap(farm):
-    show = await farm.show("duck")
-    group = await charge_in(farm)
-    ledger = TransactionalLedger(farm.admin.database)
-    await farm.change_subscription("duck", "main", burst=6)
+async def test_concurrent_changes_and_bookings_neither_deadlock_nor_exceed_a_cap(quota):
+    show = await quota.show("duck")
+    group = await charge_in(quota)
+    ledger = TransactionalLedger(quota.admin.database)
+    await quota.change_subscription("duck", "main", burst=6)
 
     async def booker(number):
         for turn in range(20):
@@ -295,8 +296,8 @@ async def test_changes_and_bookings_at_once_neither_deadlock_nor_pass_a_cap(farm
 
     async def changer():
         for turn in range(12):
-            await farm.change_folder("duck", "shots", CapsUpdate(max_cores=5 + turn % 3))
-            await farm.change_subscription("duck", "main", burst=6 + turn % 2)
+            await quota.change_folder("duck", "shots", CapsUpdate(max_cores=5 + turn % 3))
+            await quota.change_subscription("duck", "main", burst=6 + turn % 2)
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         for number in range(4):

@@ -1,36 +1,36 @@
-"""Two processes on one subscription: its burst is never passed, and nothing is left unused while somebody asks."""
+"""Two processes on one subscription: they never exceed its burst, and use all of it while frames wait."""
 
 import asyncio
 
 import pytest
 
 from rota.accounting.service import AccountingService
-from tests.integration.accounting.accounting_support import Farm
+from tests.integration.accounting.accounting_support import ShowQuota
 
 FRAMES = 200
-"""Of half a core each; the burst has room for these and a bit, not for one more."""
+"""Frames of half a core; the burst fits these and a fraction, not one more."""
 
 
 class Pair:
     def __init__(self, processes):
         self.processes = processes
 
-    async def order(self, text):
-        """What they hold together once both have done it."""
+    async def send(self, text):
+        """Send a command to both; returns the number of frames they hold once both have executed it."""
         for process in self.processes:
             await process.say(text)
         return sum([int(await process.line(30)) for process in self.processes])
 
 
 @pytest.fixture
-async def farm(database, redis):
-    return await Farm(AccountingService(database, redis)).make(burst="100.3")
+async def quota(database, redis):
+    return await ShowQuota(AccountingService(database, redis)).make(burst="100.3")
 
 
 @pytest.fixture
-async def pair(farm, spawn, database_url, redis_url):
+async def pair(quota, spawn, database_url, redis_url):
     environment = {"DATABASE": database_url, "REDIS": redis_url}
-    keys = (farm.show, farm.pool, farm.folder, farm.dept)
+    keys = (quota.show, quota.pool, quota.folder, quota.dept)
     processes = [
         await spawn("tests.integration.accounting.hot_booker", first, *keys, env=environment)
         for first in (0, 5 * 10**12)
@@ -41,23 +41,23 @@ async def pair(farm, spawn, database_url, redis_url):
         await process.wait()
 
 
-async def test_two_processes_fill_a_burst_exactly_never_pass_it_and_leave_nothing_behind(farm, pair):
-    assert await pair.order("fill") == FRAMES
-    assert (await farm.count(), len(await farm.tokens())) == ("100", FRAMES)
+async def test_two_processes_fill_a_burst_exactly_never_exceed_it_and_release_everything(quota, pair):
+    assert await pair.send("fill") == FRAMES
+    assert (await quota.count(), len(await quota.tokens())) == ("100", FRAMES)
 
-    churning = asyncio.create_task(pair.order("churn 25"))
+    churning = asyncio.create_task(pair.send("churn 25"))
     while not churning.done():
-        assert await farm.over() == []
-        await farm.recount(release_orphans=False)
+        assert await quota.over_cap() == []
+        await quota.reconcile(release_orphans=False)
     held = await churning
-    assert len(await farm.tokens()) == held
-    await farm.recount()  # a row that ended under the eyes of a recount may be counted until the next one
+    assert len(await quota.tokens()) == held
+    await quota.reconcile()  # a row that ended during a reconciliation may be counted until the next one
 
-    assert await pair.order("fill") == FRAMES
-    assert await farm.over() == []
-    assert (await farm.recount()).clean
-    assert await farm.agrees()
+    assert await pair.send("fill") == FRAMES
+    assert await quota.over_cap() == []
+    assert (await quota.reconcile()).clean
+    assert await quota.agrees()
 
-    assert await pair.order("release") == 0
-    assert (await farm.tokens(), await farm.counters(), await farm.count()) == ([], {}, "0")
-    assert (await farm.audit()).ok
+    assert await pair.send("release") == 0
+    assert (await quota.tokens(), await quota.counters(), await quota.count()) == ([], {}, "0")
+    assert (await quota.audit()).ok

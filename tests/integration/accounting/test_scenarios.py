@@ -1,4 +1,4 @@
-"""Stories that the models of the books told (models/README.md), played on real servers: each once broke a rule."""
+"""Counterexamples of the accounting models (models/README.md) on real servers; each once broke an invariant."""
 
 from uuid import uuid4
 
@@ -28,97 +28,99 @@ def ledger(database, redis):
 
 
 @pytest.fixture
-async def books(database, ledger):
-    async def tell(show):
+async def quota(database, ledger):
+    async def push_limits(show):
         if not await ledger.sync_limits(show):
             assert await seed(ledger, show)
 
-    return await Books(database, ledger, managed=True, tell=tell).make(burst=200)
+    return await Books(database, ledger, managed=True, tell=push_limits).make(burst=200)
 
 
-async def counted(mark, counting):
-    """Let a recount count everything, and pause before its end."""
-    while mark != reconcile.SCAN_END:
-        mark = await counting._reconcile_buckets(mark)
+async def scan_all(marker, reconciler):
+    """Let a reconciliation scan every bucket, and pause before its end."""
+    while marker != reconcile.SCAN_END:
+        marker = await reconciler._reconcile_buckets(marker)
 
 
-async def test_a_booking_under_way_when_its_cap_is_lowered_asks_the_new_cap(books, ledger, database, monkeypatch):
+async def test_booking_in_flight_when_its_cap_is_lowered_is_checked_against_the_new_cap(
+    quota, ledger, database, monkeypatch
+):
     real = allocations.insert
     lowered = []
 
     async def insert(on, show, fence, groups):
         if not lowered:
             lowered.append(True)
-            await database.run(LIMITS[Level.SUBSCRIPTION], books.show, books.pool, 100, None)
-            await ledger.limits.reseed(books.show)
+            await database.run(LIMITS[Level.SUBSCRIPTION], quota.show, quota.pool, 100, None)
+            await ledger.limits.reseed(quota.show)
         return await real(on, show, fence, groups)
 
     monkeypatch.setattr(allocations, "insert", insert)
-    [outcome] = await ledger.book(books.show, [books.group([1, 2])])
+    [outcome] = await ledger.book(quota.show, [quota.group([1, 2])])
     assert (len(outcome.booked), len(outcome.refused)) == (1, 1)
-    assert await books.agree() == 100
+    assert await quota.agree() == 100
 
 
-async def test_teaching_a_folder_does_not_lift_the_fence_over_a_lowered_cap(books, ledger, database):
-    await database.run(LIMITS[Level.FOLDER], books.show, books.folder, 100, None)  # its push is still to come
+async def test_pushing_a_folder_does_not_raise_the_fence_past_a_lowered_cap(quota, ledger, database):
+    await database.run(LIMITS[Level.FOLDER], quota.show, quota.folder, 100, None)  # not pushed to Redis yet
     folder = uuid4()
-    await database.run(MAKE_FOLDER, folder, books.show, "new")
-    await database.run(MAKE_FOLDER_RESOURCE, folder, books.show)
-    await ledger.limits.push_missing(books.show, [f"folder:{folder}"])
-    [outcome] = await ledger.book(books.show, [books.group([1, 2])])
+    await database.run(MAKE_FOLDER, folder, quota.show, "new")
+    await database.run(MAKE_FOLDER_RESOURCE, folder, quota.show)
+    await ledger.limits.push_missing(quota.show, [f"folder:{folder}"])
+    [outcome] = await ledger.book(quota.show, [quota.group([1, 2])])
     assert len(outcome.booked) == 1
 
 
-async def test_a_repeat_after_the_fence_rose_keeps_its_token_whatever_comes_late(books, ledger, database):
-    group = books.group([1])
-    old = await database.value(FENCE, books.show)
-    assert (await ledger.book(books.show, [group]))[0].booked
-    late = await allocations.delete(database, books.show, [1])
-    await database.value(RAISE, books.show)
-    assert await ledger.sync_limits(books.show)
-    assert (await ledger.book(books.show, [group]))[0].booked
+async def test_token_booked_again_under_a_higher_fence_survives_late_releases(quota, ledger, database):
+    group = quota.group([1])
+    old = await database.value(FENCE, quota.show)
+    assert (await ledger.book(quota.show, [group]))[0].booked
+    late = await allocations.delete(database, quota.show, [1])
+    await database.value(RAISE, quota.show)
+    assert await ledger.sync_limits(quota.show)
+    assert (await ledger.book(quota.show, [group]))[0].booked
     while await allocations.prune_tombstones(database):
         pass
-    await ledger.publisher.publish(books.show, late)
-    await ledger.publisher.rollback_bookings(books.show, old, [group])
-    assert await books.agree() == 100
-    assert await live_reader.usage_by_name(ledger.client, ledger.keys.show_keys(str(books.show)))
+    await ledger.publisher.publish(quota.show, late)
+    await ledger.publisher.rollback_bookings(quota.show, old, [group])
+    assert await quota.agree() == 100
+    assert await live_reader.usage_by_name(ledger.client, ledger.keys.show_keys(str(quota.show)))
 
 
-async def test_an_older_recount_does_not_end_a_newer_one(books, ledger, database):
+async def test_older_reconciliation_does_not_finish_a_newer_one(quota, ledger, database):
     job = uuid4()
-    assert (await ledger.book(books.show, [BookingGroup(books.charge(job=job), books.host, [1], capped=False)]))[
+    assert (await ledger.book(quota.show, [BookingGroup(quota.charge(job=job), quota.host, [1], capped=False)]))[
         0
     ].booked
-    old, new = (reconcile._ShowReconciler(ledger, books.show, 0) for _ in range(2))
-    old.fence = new.fence = await database.value(FENCE, books.show)
-    await counted(await old._run_step("begin"), old)
+    old, new = (reconcile._ShowReconciler(ledger, quota.show, 0) for _ in range(2))
+    old.fence = new.fence = await database.value(FENCE, quota.show)
+    await scan_all(await old._run_step("begin"), old)
     await old._swap_counters()
-    await database.run(MAKE_JOB, job, books.show)
-    await database.run(LIMITS[Level.JOB], books.show, job, 100, None)
-    await ledger.limits.reseed(books.show)
-    await counted(await new._run_step("begin"), new)
+    await database.run(MAKE_JOB, job, quota.show)
+    await database.run(LIMITS[Level.JOB], quota.show, job, 100, None)
+    await ledger.limits.reseed(quota.show)
+    await scan_all(await new._run_step("begin"), new)
     with pytest.raises(reconcile.ReconcileSuperseded):
         await old._run_step("finish")
     await new._swap_counters()
     await new._run_step("finish")
-    assert await ledger.sync_limits(books.show)
-    [outcome] = await ledger.book(books.show, [BookingGroup(books.charge(job=job), books.host, [2])])
+    assert await ledger.sync_limits(quota.show)
+    [outcome] = await ledger.book(quota.show, [BookingGroup(quota.charge(job=job), quota.host, [2])])
     assert outcome.refused == [2]
 
 
-async def test_a_flip_there_and_back_that_redis_was_not_told_of_is_seeded(books, ledger, database):
-    await database.row(FLIP, books.show, False)
-    assert (await TransactionalLedger(database).book(books.show, [books.group([1, 2])]))[0].booked
-    await database.row(FLIP, books.show, True)
-    assert (await ledger.book(books.show, [books.group([3])]))[0].all_booked == []
-    assert await seed(ledger, books.show)
-    assert (await ledger.book(books.show, [books.group([3])]))[0].refused == [3]
+async def test_managed_flag_toggled_without_redis_noticing_requires_seeding(quota, ledger, database):
+    await database.row(FLIP, quota.show, False)
+    assert (await TransactionalLedger(database).book(quota.show, [quota.group([1, 2])]))[0].booked
+    await database.row(FLIP, quota.show, True)
+    assert (await ledger.book(quota.show, [quota.group([3])]))[0].all_booked == []
+    assert await seed(ledger, quota.show)
+    assert (await ledger.book(quota.show, [quota.group([3])]))[0].refused == [3]
 
 
-async def test_a_removed_share_does_not_come_back_by_a_late_push(books, ledger, database, monkeypatch):
-    late = await ledger.limits.read(books.show, [books.pool])
-    await database.run(DROP_SHARE, books.show, books.pool)
+async def test_deleted_subscription_is_not_restored_by_a_late_push(quota, ledger, database, monkeypatch):
+    late = await ledger.limits.read(quota.show, [quota.pool])
+    await database.run(DROP_SHARE, quota.show, quota.pool)
     real = ledger.limits.write
 
     async def write(show, fence, entries, *, last=False, **given):
@@ -127,7 +129,7 @@ async def test_a_removed_share_does_not_come_back_by_a_late_push(books, ledger, 
         return await real(show, fence, entries, last=last, **given)
 
     monkeypatch.setattr(ledger.limits, "write", write)
-    await ledger.limits.reseed(books.show)
+    await ledger.limits.reseed(quota.show)
     monkeypatch.setattr(ledger.limits, "write", real)
-    await ledger.book(books.show, [books.group([1])])
-    assert await database.value(SUM, books.show) == 0
+    await ledger.book(quota.show, [quota.group([1])])
+    assert await database.value(SUM, quota.show) == 0

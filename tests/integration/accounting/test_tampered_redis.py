@@ -1,11 +1,12 @@
-"""Hands in Redis: every key of the books in turn is replaced, deleted or spoilt.
+"""Manual changes in Redis: every accounting key in turn is replaced, deleted or damaged.
 
-Nothing crashes: bookings, releases, recounts, reseeds, changes of limits and audits go on. No cap is passed meanwhile
-(A1): what no script writes takes the fence of the show away, and it is seeded anew. The audit finds it before anybody
-uses it, and the repair mends it; where nobody calls either, one look and one recount mend what decides.
+Nothing crashes: bookings, releases, reconciliations, reseeds, changes of limits and audits continue. No cap is exceeded
+meanwhile (A1): a value that no script writes invalidates the fence of the show, which is then seeded again. The audit
+finds the damage before it is used, and the repair fixes it; without either, one seeding pass and one reconciliation fix
+the values that decide.
 
-One thing no check can see: a number that a script could have written. Such a counter or cap is believed until the next
-recount or reseed, so for `wrong numbers` no cap is promised, only that it is found and mended.
+No check can detect a number that a script could have written. Such a counter or cap is trusted until the next
+reconciliation or reseed, so for `wrong numbers` the tests require only that it is found and repaired.
 """
 
 import asyncio
@@ -22,99 +23,105 @@ from rota.accounting.live import reconcile, script_args
 from rota.accounting.resources import CapsUpdate
 from rota.accounting.service import AccountingService
 from rota.model.quota import Usage
-from tests.integration.accounting.accounting_support import PLENTY, Farm, stopped
+from tests.integration.accounting.accounting_support import PLENTY, ShowQuota, paused_at
 
 COUNTING = ("sub", "folder", "job", "layer", "point")
 INSIDE = ("show", "limits", "charges", "buckets", "tokens", "shadow", "seq")
 UNSEEN = {"seq", "shadow"}
-"""Nothing is decided by these outside a recount, so an audit does not look at them."""
+"""Only a reconciliation uses these, so an audit does not check them."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Nobody else books here, so audits need not look twice and recounts not wait for bookings under way."""
+    """No other process books here, so audits need one sample and reconciliations no grace."""
     monkeypatch.setattr(auditing, "SAMPLE_INTERVAL_S", 0.0)
     monkeypatch.setattr(auditing, "SAMPLES_MAX", 2)
     monkeypatch.setattr(reconcile, "reconcile_show", partial(reconcile.reconcile_show, grace_s=0.0))
 
 
 @pytest.fixture
-async def farm(database, redis):
-    return await Farm(AccountingService(database, redis)).make()
+async def quota(database, redis):
+    return await ShowQuota(AccountingService(database, redis)).make()
 
 
 class Case:
-    """Five frames of six that fit: at the level of the spoilt key, or at the subscription or the job."""
+    """Five of six frames are booked; the cap is at the level of the damaged key, else at the subscription or job."""
 
-    def __init__(self, farm, name, numbers):
-        self.farm = farm
+    def __init__(self, quota, name, numbers):
+        self.quota = quota
         self.name = name
         self.numbers = numbers
         self.tight = name if name in COUNTING else "job" if name == "limits" else "sub"
 
     @property
     def key(self):
-        keys, farm = self.farm.keys, self.farm
-        things = {"sub": farm.pool, "folder": farm.folder, "job": farm.job, "layer": farm.layer, "point": farm.dept}
+        keys, quota = self.quota.keys, self.quota
+        things = {
+            "sub": quota.pool,
+            "folder": quota.folder,
+            "job": quota.job,
+            "layer": quota.layer,
+            "point": quota.dept,
+        }
         if self.name in things:
             return keys.counter_key(f"{self.name}:{things[self.name]}")
         return keys.tokens(self.numbers.bucket) if self.name == "tokens" else getattr(keys, self.name)
 
     async def prepare(self):
-        """Booked and limited; for the shadow, with a recount that died half way."""
-        farm = self.farm
-        farm.job, farm.layer = uuid4(), uuid4()
-        self.held = (await farm.book(self.numbers.take(5), gpus=1)).booked
+        """Book and limit; for the shadow, also leave a reconciliation that crashed midway."""
+        quota = self.quota
+        quota.job, quota.layer = uuid4(), uuid4()
+        self.held = (await quota.book(self.numbers.take(5), gpus=1)).booked
         assert len(self.held) == 5
         await self.limit(self.tight, 6)
         if self.name == "shadow":
-            await farm.live.client.hset(farm.keys.show, "recount", 2**53)
-            await farm.live.client.hset(farm.keys.shadow, f"sub:{farm.pool}:cores", 500)
+            await quota.live.client.hset(quota.keys.show, "recount", 2**53)
+            await quota.live.client.hset(quota.keys.shadow, f"sub:{quota.pool}:cores", 500)
 
     async def limit(self, name, most):
         match name:
             case "sub":
-                await self.farm.burst(most if most > 0 else PLENTY, gpus=most)
+                await self.quota.burst(most if most > 0 else PLENTY, gpus=most)
             case "folder":
-                await self.farm.cap_folder(CapsUpdate(max_cores=most, max_gpus=most))
+                await self.quota.cap_folder(CapsUpdate(max_cores=most, max_gpus=most))
             case "point":
-                await self.farm.cap_point(CapsUpdate(max_cores=most, max_gpus=most))
+                await self.quota.cap_point(CapsUpdate(max_cores=most, max_gpus=most))
             case "job":
-                await self.farm.cap_job(max_cores=most, max_gpus=most)
+                await self.quota.cap_job(max_cores=most, max_gpus=most)
             case "layer":
-                await self.farm.cap_layer(max_cores=most, max_gpus=most)
+                await self.quota.cap_layer(max_cores=most, max_gpus=most)
 
     async def clear(self):
-        await mend(self.farm)
-        await self.farm.release(await self.farm.tokens())
+        await repair_show(self.quota)
+        await self.quota.release(await self.quota.tokens())
         await self.limit(self.tight, -1)
 
-    async def more(self, **how):
-        outcome = await self.farm.book(self.numbers.take(2), gpus=1, **how)
-        assert await self.farm.over() == [], self.name
+    async def book_two(self, **how):
+        outcome = await self.quota.book(self.numbers.take(2), gpus=1, **how)
+        assert await self.quota.over_cap() == [], self.name
         return outcome
 
-    async def right(self):
-        """Everything is as if nothing had happened: what still fits is booked, and not more."""
-        found = await self.farm.audit()
+    async def assert_repaired(self):
+        """Assert that no damage is left: exactly the frames that still fit can be booked."""
+        found = await self.quota.audit()
         assert found.ok, (self.name, found)
-        assert await self.farm.agrees()
-        await self.fills()
+        assert await self.quota.agrees()
+        await self.assert_fills()
 
-    async def fills(self):
+    async def assert_fills(self):
         level = script_args.LEVEL_OF_PREFIX[self.tight]
-        held = (await self.farm.held()).get((level, self.farm.charge().key(level)), Usage())
-        room = 6 - held.gpus
-        assert len((await self.farm.book(self.numbers.take(8), gpus=1)).booked) == room, self.name
-        assert await self.farm.over() == []
+        held = (await self.quota.held()).get((level, self.quota.charge().key(level)), Usage())
+        remaining = 6 - held.gpus
+        assert len((await self.quota.book(self.numbers.take(8), gpus=1)).booked) == remaining, self.name
+        assert await self.quota.over_cap() == []
 
 
-async def mend(farm):
-    await repair(farm.books, await farm.books.admin.show("duck"))
+async def repair_show(quota):
+    await repair(quota.accounting, await quota.accounting.admin.show("duck"))
 
 
 class Numbers:
-    """Tokens that were never used, within one bucket per case."""
+    """Unused tokens, in one bucket per case."""
 
     def __init__(self):
         self.bucket = -1
@@ -128,11 +135,11 @@ class Numbers:
         return [next(self._next) for _ in range(number)]
 
 
-async def cases(farm, names=(*COUNTING, *INSIDE)):
+async def cases(quota, names=(*COUNTING, *INSIDE)):
     numbers = Numbers()
     for name in names:
         numbers.next_bucket()
-        case = Case(farm, name, numbers)
+        case = Case(quota, name, numbers)
         await case.prepare()
         yield case
         await case.clear()
@@ -154,9 +161,9 @@ async def deleted(client, key):
 
 
 def every(value):
-    """Every value of the key, whatever it is, becomes this one."""
+    """Replace every value of the key by this one."""
 
-    async def spoil(client, key):
+    async def overwrite(client, key):
         match await client.type(key):
             case b"string":
                 await client.set(key, value)
@@ -166,7 +173,7 @@ def every(value):
                 await client.delete(key)
                 await client.zadd(key, {value: 0})
 
-    return spoil
+    return overwrite
 
 
 async def foreign(client, key):
@@ -196,204 +203,204 @@ MORE_DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_the_audit_finds_it_and_the_repair_mends_it(farm, damage):
-    await audit_and_repair(farm, DAMAGES[damage], harmless=UNSEEN | ({"show"} if damage == "foreign" else set()))
+async def test_audit_finds_damage_and_repair_fixes_it(quota, damage):
+    await audit_and_repair(quota, DAMAGES[damage], harmless=UNSEEN | ({"show"} if damage == "foreign" else set()))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("damage", MORE_DAMAGES)
-async def test_the_audit_finds_rarer_damage_too(farm, damage):
-    await audit_and_repair(farm, MORE_DAMAGES[damage], harmless=UNSEEN)
+async def test_audit_finds_rare_damage(quota, damage):
+    await audit_and_repair(quota, MORE_DAMAGES[damage], harmless=UNSEEN)
 
 
-async def audit_and_repair(farm, damage, harmless):
-    async for case in cases(farm):
-        await damage(farm.live.client, case.key)
-        assert (await farm.audit()).ok == (case.name in harmless), case.name
-        await mend(farm)
-        await case.right()
+async def audit_and_repair(quota, damage, harmless):
+    async for case in cases(quota):
+        await damage(quota.live.client, case.key)
+        assert (await quota.audit()).ok == (case.name in harmless), case.name
+        await repair_show(quota)
+        await case.assert_repaired()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_nothing_crashes_and_no_cap_is_passed(farm, damage):
-    await use(farm, DAMAGES[damage])
+async def test_damaged_redis_causes_no_crash_and_no_cap_breach(quota, damage):
+    await use_damaged(quota, DAMAGES[damage])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("damage", MORE_DAMAGES)
-async def test_nothing_crashes_for_rarer_damage_either(farm, damage):
-    await use(farm, MORE_DAMAGES[damage])
+async def test_rare_damage_causes_no_crash_and_no_cap_breach(quota, damage):
+    await use_damaged(quota, MORE_DAMAGES[damage])
 
 
-async def use(farm, damage):
-    """Everything that reads or writes Redis, in another order for every other key, then one look and one recount."""
-    upkeep = farm.upkeep()
-    async for case in cases(farm):
-        await damage(farm.live.client, case.key)
-        works = [farm.recount, lambda: farm.live.sync_limits(farm.show), farm.resize, farm.recount]
-        for work in works[:: 1 if len(case.name) % 2 else -1]:
+async def use_damaged(quota, damage):
+    """Run everything that reads or writes Redis, in two orders, then one seeding pass and one reconciliation."""
+    maintenance = quota.maintenance()
+    async for case in cases(quota):
+        await damage(quota.live.client, case.key)
+        steps = [quota.reconcile, lambda: quota.live.sync_limits(quota.show), quota.resize, quota.reconcile]
+        for step in steps[:: 1 if len(case.name) % 2 else -1]:
             for how in ({"capped": False}, {"capped": True}, {"job": uuid4(), "layer": uuid4()}):
-                await case.more(**how)
-            await work()
-        await farm.book(case.held, gpus=1)
-        assert await farm.release(case.held[:1]) == case.held[:1]
-        await farm.live.counters(farm.show)
-        await farm.audit()
-        await upkeep.reseed_limits()
-        await upkeep.seed_lagging_shows()
-        assert await farm.recount() is not None, case.name
-        assert await farm.decides_right(), case.name
-        await case.fills()
+                await case.book_two(**how)
+            await step()
+        await quota.book(case.held, gpus=1)
+        assert await quota.release(case.held[:1]) == case.held[:1]
+        await quota.live.counters(quota.show)
+        await quota.audit()
+        await maintenance.reseed_limits()
+        await maintenance.seed_lagging_shows()
+        assert await quota.reconcile() is not None, case.name
+        assert await quota.hashes_agree(), case.name
+        await case.assert_fills()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_cap_that_is_lowered_meanwhile_holds(farm, damage):
-    async for case in cases(farm, (*COUNTING, "limits", "show")):
-        await DAMAGES[damage](farm.live.client, case.key)
+async def test_cap_lowered_on_damaged_redis_holds(quota, damage):
+    async for case in cases(quota, (*COUNTING, "limits", "show")):
+        await DAMAGES[damage](quota.live.client, case.key)
         await case.limit(case.tight, 5)
         for how in ({"capped": False}, {"capped": True}):
-            assert not (await case.more(**how)).booked, case.name
+            assert not (await case.book_two(**how)).booked, case.name
 
 
 @pytest.mark.parametrize("name", COUNTING)
-async def test_wrong_numbers_are_found_and_mended(farm, name):
-    async for case in cases(farm, [name]):
+async def test_wrong_numbers_are_found_and_repaired(quota, name):
+    async for case in cases(quota, [name]):
         for field, value in (("int_cores", "1"), ("int_gpus", "7"), ("burst", "900"), ("int_max_gpus", "900")):
-            if await farm.live.client.hexists(case.key, field):
-                await farm.live.client.hset(case.key, field, value)
-                assert not (await farm.audit()).ok, field
-                await mend(farm)
-        await case.right()
+            if await quota.live.client.hexists(case.key, field):
+                await quota.live.client.hset(case.key, field, value)
+                assert not (await quota.audit()).ok, field
+                await repair_show(quota)
+        await case.assert_repaired()
 
 
-async def test_one_recount_mends_counters_and_one_reseed_limits(farm):
-    async for case in cases(farm, COUNTING):
-        await farm.live.client.hset(case.key, mapping={"int_cores": "3", "int_gpus": "9"})
-        assert list((await farm.recount()).drifted.values()) == [1]
+async def test_reconciliation_repairs_counters_and_reseed_repairs_limits(quota):
+    async for case in cases(quota, COUNTING):
+        await quota.live.client.hset(case.key, mapping={"int_cores": "3", "int_gpus": "9"})
+        assert list((await quota.reconcile()).drifted.values()) == [1]
         cap = "burst" if case.name == "sub" else "int_max_cores"
-        await farm.live.client.hset(case.key, cap, "900")
-        assert await farm.live.sync_limits(farm.show)
-        await case.right()
+        await quota.live.client.hset(case.key, cap, "900")
+        assert await quota.live.sync_limits(quota.show)
+        await case.assert_repaired()
 
 
-async def test_a_limit_that_lacks_its_gpus_does_not_become_unlimited(farm):
-    async for case in cases(farm, COUNTING):
-        await farm.live.client.hdel(case.key, "gpu_burst" if case.name == "sub" else "int_max_gpus")
-        await case.more(cores=1)
-        await farm.upkeep().seed_lagging_shows()
-        await case.right()
+async def test_limit_without_its_gpu_field_does_not_become_unlimited(quota):
+    async for case in cases(quota, COUNTING):
+        await quota.live.client.hdel(case.key, "gpu_burst" if case.name == "sub" else "int_max_gpus")
+        await case.book_two(cores=1)
+        await quota.maintenance().seed_lagging_shows()
+        await case.assert_repaired()
 
 
-async def test_a_token_that_was_given_another_charge_is_found_and_mended(farm):
-    async for case in cases(farm, ["tokens"]):
-        await farm.book(case.numbers.take(1), cores=7, gpus=1, job=uuid4(), layer=uuid4())
-        numbers = set(await farm.live.client.hvals(case.key))
-        await farm.live.client.hset(case.key, str(case.held[0] % 128), max(numbers))
-        await farm.recount()
-        assert not (await farm.audit()).ok
-        await mend(farm)
-        assert (await farm.audit()).ok
-        assert await farm.agrees()
+async def test_token_with_a_wrong_charge_is_found_and_repaired(quota):
+    async for case in cases(quota, ["tokens"]):
+        await quota.book(case.numbers.take(1), cores=7, gpus=1, job=uuid4(), layer=uuid4())
+        numbers = set(await quota.live.client.hvals(case.key))
+        await quota.live.client.hset(case.key, str(case.held[0] % 128), max(numbers))
+        await quota.reconcile()
+        assert not (await quota.audit()).ok
+        await repair_show(quota)
+        assert (await quota.audit()).ok
+        assert await quota.agrees()
 
 
-async def test_a_recount_does_not_take_lost_buckets_for_nothing_booked(farm):
-    async for case in cases(farm, ["buckets"]):
-        await farm.live.client.delete(case.key)
-        await farm.recount()
-        await case.more()
-        await farm.upkeep().seed_lagging_shows()
-        await case.right()
+async def test_reconciliation_does_not_take_lost_buckets_for_no_bookings(quota):
+    async for case in cases(quota, ["buckets"]):
+        await quota.live.client.delete(case.key)
+        await quota.reconcile()
+        await case.book_two()
+        await quota.maintenance().seed_lagging_shows()
+        await case.assert_repaired()
 
 
-async def test_a_recount_does_not_follow_buckets_out_of_order(farm):
-    async for case in cases(farm, ["buckets"]):
+async def test_reconciliation_stops_at_buckets_out_of_order(quota):
+    async for case in cases(quota, ["buckets"]):
         bucket = case.numbers.bucket
-        await farm.book([(bucket + 1) * 128, (bucket + 2) * 128], cores=1, job=uuid4(), layer=uuid4())
-        await farm.live.client.zadd(case.key, {str(bucket): bucket + 1.5})
+        await quota.book([(bucket + 1) * 128, (bucket + 2) * 128], cores=1, job=uuid4(), layer=uuid4())
+        await quota.live.client.zadd(case.key, {str(bucket): bucket + 1.5})
         async with asyncio.timeout(5):
-            assert await farm.recount() is None
-        await farm.upkeep().seed_lagging_shows()
-        await farm.recount()
-        assert await farm.agrees()
+            assert await quota.reconcile() is None
+        await quota.maintenance().seed_lagging_shows()
+        await quota.reconcile()
+        assert await quota.agrees()
 
 
 @pytest.mark.parametrize("field", ["strange", "300", "0x1", b"\xff"])
-async def test_a_recount_is_not_led_astray_by_a_token_that_is_none(farm, field):
-    async for case in cases(farm, ["tokens"]):
-        [number] = set(await farm.live.client.hvals(case.key))
-        await farm.live.client.hset(case.key, field, number)
-        assert await farm.recount() is None
-        await farm.upkeep().seed_lagging_shows()
-        await case.right()
+async def test_reconciliation_stops_at_an_invalid_token(quota, field):
+    async for case in cases(quota, ["tokens"]):
+        [number] = set(await quota.live.client.hvals(case.key))
+        await quota.live.client.hset(case.key, field, number)
+        assert await quota.reconcile() is None
+        await quota.maintenance().seed_lagging_shows()
+        await case.assert_repaired()
 
 
-async def test_a_bucket_that_is_no_longer_named_is_not_taken_for_counted(farm):
-    async for case in cases(farm, ["buckets"]):
-        await farm.live.client.zrem(case.key, str(case.numbers.bucket))
-        assert not (await farm.audit()).ok
-        await mend(farm)
-        await case.right()
+async def test_bucket_missing_from_the_index_is_found_and_repaired(quota):
+    async for case in cases(quota, ["buckets"]):
+        await quota.live.client.zrem(case.key, str(case.numbers.bucket))
+        assert not (await quota.audit()).ok
+        await repair_show(quota)
+        await case.assert_repaired()
 
 
 @pytest.mark.parametrize("gone", [None, "words"])
-async def test_numbers_of_charges_are_not_given_twice(farm, gone):
-    """Two charges under one number, and a recount would take the one for the other."""
-    async for case in cases(farm, ["show"]):
-        client = farm.live.client
+async def test_charge_numbers_are_not_reused(quota, gone):
+    """A reconciliation would confuse two charges with one number."""
+    async for case in cases(quota, ["show"]):
+        client = quota.live.client
         await (client.hset(case.key, "charges", gone) if gone else client.hdel(case.key, "charges"))
-        assert not (await case.more(cores=7, job=uuid4(), layer=uuid4())).booked
-        await farm.upkeep().seed_lagging_shows()
-        await case.right()
+        assert not (await case.book_two(cores=7, job=uuid4(), layer=uuid4())).booked
+        await quota.maintenance().seed_lagging_shows()
+        await case.assert_repaired()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_recount_whose_shadow_is_spoilt_under_its_hands_changes_nothing(farm, monkeypatch, damage):
-    await farm.book(range(5))
-    async with stopped(monkeypatch, reconcile._ShowReconciler, "_swap_counters", farm.recount()) as recounting:
-        await DAMAGES[damage](farm.live.client, farm.keys.shadow)
-    assert (recounting.result() is None) == (damage != "foreign")
-    assert await farm.agrees()
-    assert (await farm.recount()).clean
+async def test_reconciliation_with_a_damaged_shadow_changes_nothing(quota, monkeypatch, damage):
+    await quota.book(range(5))
+    async with paused_at(monkeypatch, reconcile._ShowReconciler, "_swap_counters", quota.reconcile()) as reconciling:
+        await DAMAGES[damage](quota.live.client, quota.keys.shadow)
+    assert (reconciling.result() is None) == (damage != "foreign")
+    assert await quota.agrees()
+    assert (await quota.reconcile()).clean
 
 
-async def test_a_count_of_charges_that_was_set_back_is_found_and_mended(farm):
-    async for case in cases(farm, ["show"]):
-        await farm.live.client.hset(case.key, "charges", 0)
-        assert not (await farm.audit()).ok
-        await mend(farm)
-        await case.right()
+async def test_charge_count_set_back_is_found_and_repaired(quota):
+    async for case in cases(quota, ["show"]):
+        await quota.live.client.hset(case.key, "charges", 0)
+        assert not (await quota.audit()).ok
+        await repair_show(quota)
+        await case.assert_repaired()
 
 
 @pytest.mark.parametrize("field", ["fence", "seeding"])
-async def test_a_fence_above_that_of_postgresql_does_not_shut_the_show_for_ever(farm, field):
-    """Left by a hand, or by a PostgreSQL that was restored from an older copy of itself."""
-    await farm.live.client.hdel(farm.keys.show, "fence")
-    await farm.live.client.hset(farm.keys.show, field, 4000)
-    assert not (await farm.book([1])).all_booked
-    await farm.upkeep().seed_lagging_shows()
-    assert (await farm.book([1])).booked == [1]
-    assert (await farm.audit()).ok
-    assert await farm.fence() < 100
+async def test_redis_fence_above_that_of_postgresql_does_not_block_the_show_forever(quota, field):
+    """Left by a manual change, or by a PostgreSQL restored from an older backup."""
+    await quota.live.client.hdel(quota.keys.show, "fence")
+    await quota.live.client.hset(quota.keys.show, field, 4000)
+    assert not (await quota.book([1])).all_booked
+    await quota.maintenance().seed_lagging_shows()
+    assert (await quota.book([1])).booked == [1]
+    assert (await quota.audit()).ok
+    assert await quota.fence() < 100
 
 
-async def test_keys_of_jobs_nobody_knows_are_strangers_and_no_others_are(farm):
-    await farm.book(range(5))
-    await farm.cap_job(max_cores=9)
+async def test_only_keys_of_unknown_jobs_are_reported_as_orphans(quota):
+    await quota.book(range(5))
+    await quota.cap_job(max_cores=9)
     lost = [f"acct:{level}:{uuid4()}" for level in ("job", "layer")]
     for key in lost:
-        await farm.live.client.hset(key, mapping={"int_cores": "3", "int_gpus": "0"})
-    assert await orphan_keys(farm.live, [farm.show]) == sorted(lost)
-    await live_reader.unlink(farm.live.client, lost)
-    assert await orphan_keys(farm.live, [farm.show]) == []
-    assert (await farm.audit()).ok
+        await quota.live.client.hset(key, mapping={"int_cores": "3", "int_gpus": "0"})
+    assert await orphan_keys(quota.live, [quota.show]) == sorted(lost)
+    await live_reader.unlink(quota.live.client, lost)
+    assert await orphan_keys(quota.live, [quota.show]) == []
+    assert (await quota.audit()).ok
 
 
-async def test_books_of_a_show_nobody_knows_are_removed_by_the_reseed_of_limits(farm):
-    other = farm.live.keys.show_keys(str(uuid4()))
-    await farm.live.client.hset(other.show, mapping={"fence": 3, "run": "x"})
-    await farm.live.client.zadd(other.buckets, {"0": 0})
-    await farm.live.client.hset(other.tokens(0), "1", "1")
-    await farm.live.client.hset("acct:show:words", "fence", 3)
-    await farm.upkeep().reseed_limits()
-    assert await farm.live.client.exists(other.show, other.buckets, other.tokens(0)) == 0
-    assert (await farm.audit()).ok
+async def test_keys_of_an_unknown_show_are_removed_by_the_reseed_of_limits(quota):
+    other = quota.live.keys.show_keys(str(uuid4()))
+    await quota.live.client.hset(other.show, mapping={"fence": 3, "run": "x"})
+    await quota.live.client.zadd(other.buckets, {"0": 0})
+    await quota.live.client.hset(other.tokens(0), "1", "1")
+    await quota.live.client.hset("acct:show:words", "fence", 3)
+    await quota.maintenance().reseed_limits()
+    assert await quota.live.client.exists(other.show, other.buckets, other.tokens(0)) == 0
+    assert (await quota.audit()).ok

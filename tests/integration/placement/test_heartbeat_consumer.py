@@ -11,7 +11,7 @@ from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, 
 from rota.placement import Resources, metrics, requirements_of
 from rota.placement.heartbeat_consumer import LOOKUP_TOKENS_MAX, HeartbeatConsumer, lookup_batches
 from tests.contract.ledger_suite import sql
-from tests.integration.accounting.accounting_support import Farm
+from tests.integration.accounting.accounting_support import ShowQuota
 from tests.integration.infra.nats_support import buses
 from tests.support.placement import Fleet, id_of
 from tests.support.waiting import until
@@ -85,7 +85,7 @@ async def test_undecodable_heartbeats_are_counted_and_ignored(bus):
 
 
 async def test_frames_booked_by_another_replica_are_looked_up_in_postgres(bus, database):
-    ledger = Farm(AccountingService(database, None))
+    ledger = ShowQuota(AccountingService(database, None))
     await ledger.make(managed=False)
     ledger.host = id_of("w")
     await database.run(LAYER, ledger.show, ledger.layer)
