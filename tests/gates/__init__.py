@@ -39,6 +39,24 @@ def command(*words: str) -> Callable[[Path], Report]:
     return run
 
 
+NOT_ABOUT_LOCKS = (
+    "prefer-bigint-over-int",
+    "prefer-bigint-over-smallint",
+    "prefer-robust-stmts",  # the migrator records what ran, in the same transaction
+    "require-lock-timeout",  # the migrator sets both
+    "require-statement-timeout",
+)
+
+
+def ddl_locks(root: Path) -> Report:
+    """DDL that would block a running service. Baselines are left out: they only create tables."""
+    found = [path for path in tree.files(root) if path.parent.name == "migrations" and path.suffix == ".sql"]
+    later = [str(path.relative_to(root)) for path in found if not path.stem.endswith("_baseline")]
+    if not later:
+        return Report([], "there are only baselines")
+    return command("squawk", "--pg-version", "14", "--exclude", ",".join(NOT_ABOUT_LOCKS), *later)(root)
+
+
 GATES: dict[str, Callable[[Path], Report]] = {
     "types": command("mypy", "--no-error-summary"),
     "collects": command("pytest", "--collect-only", "-q", "-n0"),
@@ -51,6 +69,7 @@ GATES: dict[str, Callable[[Path], Report]] = {
     "places": tree.places,
     "secrets": tree.secrets,
     "migrations": tree.migrations,
+    "DDL locks": ddl_locks,
     "folders": names.folders,
     "class names": names.class_names,
     "vague names": names.vague_names,

@@ -81,6 +81,10 @@ FAULTS = {
         {"a.md": "redis://:" + "hT7w" * 5 + "@host\n"},
         {"a.txt": "eyJ" + "hbGciOiJIUzI1" + ".eyJ" + "zdWIiOiIxMjM0" + ".x\n"},
     ],
+    "DDL locks": [
+        {"src/rota/third/migrations/0003_pre_third.sql": "CREATE INDEX ON rota.job (pk_show);\n"},
+        {"src/rota/third/migrations/0003_pre_third.sql": "ALTER TABLE rota.job ADD COLUMN x bigint NOT NULL;\n"},
+    ],
     "migrations": [
         {"src/rota/third/migrations/0002_pre_third.sql": "SELECT 1;\n"},
         {"src/rota/third/migrations/3_third.sql": "SELECT 1;\n"},
