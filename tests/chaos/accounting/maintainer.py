@@ -1,9 +1,8 @@
-"""A process that does with the books of one show everything that can be done; run by the tests as a second process.
+"""Performs every ledger operation on one show; tests run it as a second process.
 
     python -m tests.chaos.accounting.maintainer SHOW_NAME POOL FOLDER JOB LAYER DEPT HOST
 
-It visits every named place of the accounting room. A reply that is lost on the way ends it with `lost`, the end of its
-work with `done`.
+It reaches every failpoint of the accounting package. It prints `lost` after a lost reply and `done` at the end.
 """
 
 import asyncio
@@ -25,27 +24,27 @@ from rota.infra.telemetry import logs
 TOKENS = range(1000, 1012)
 
 
-async def keep(books, name, charge, host):
-    await books.change(lambda admin: admin.set_managed(name, True, actor="keeper"))
-    show = (await books.admin.show(name)).id
+async def run_all_operations(accounting, name, charge, host):
+    await accounting.change(lambda admin: admin.set_managed(name, True, actor="keeper"))
+    show = (await accounting.admin.show(name)).id
 
     def group(tokens):
         return BookingGroup(charge, host, tokens)
 
-    [outcome] = await books.book(show, [group(TOKENS)])
-    await books.release(show, list(outcome.all_booked)[:4])
-    await books.book(show, [group(TOKENS[:2])])  # buried: refused and given back
-    await books.change(lambda admin: admin.change_folder(name, "shots", CapsUpdate(max_cores=50), actor="keeper"))
-    await books.live.adopt(
-        show, [BookingGroup(charge, host, [5000])], under=(await books.managed_shows())[show]
-    )  # has no row
-    await reconcile_show(books.live, show, grace_s=0)
-    await books.live.sync_limits(show)
-    await seed(books.live, show)
-    await books.change(lambda admin: admin.set_managed(name, False, actor="keeper"))
-    await books.book(show, [group([2000])])
-    await books.change(lambda admin: admin.set_managed(name, True, actor="keeper"))
-    await books.book(show, [BookingGroup(replace(charge, job=uuid4(), layer=uuid4()), host, [3000], False)])
+    [outcome] = await accounting.book(show, [group(TOKENS)])
+    await accounting.release(show, list(outcome.all_booked)[:4])
+    await accounting.book(show, [group(TOKENS[:2])])  # tombstoned: declined and released
+    await accounting.change(lambda admin: admin.change_folder(name, "shots", CapsUpdate(max_cores=50), actor="keeper"))
+    await accounting.live.adopt(
+        show, [BookingGroup(charge, host, [5000])], under=(await accounting.managed_shows())[show]
+    )  # an orphan without a row
+    await reconcile_show(accounting.live, show, grace_s=0)
+    await accounting.live.sync_limits(show)
+    await seed(accounting.live, show)
+    await accounting.change(lambda admin: admin.set_managed(name, False, actor="keeper"))
+    await accounting.book(show, [group([2000])])
+    await accounting.change(lambda admin: admin.set_managed(name, True, actor="keeper"))
+    await accounting.book(show, [BookingGroup(replace(charge, job=uuid4(), layer=uuid4()), host, [3000], False)])
 
 
 async def main(name, *ids):
@@ -53,7 +52,9 @@ async def main(name, *ids):
     database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
     client = connect(RedisTarget(url=os.environ["REDIS"]))
     try:
-        await keep(AccountingService(database, client), name, Charge(alloc, folder, job, layer, dept, 100), host)
+        await run_all_operations(
+            AccountingService(database, client), name, Charge(alloc, folder, job, layer, dept, 100), host
+        )
         print("done", flush=True)
     except failpoints.LostReply:
         print("lost", flush=True)

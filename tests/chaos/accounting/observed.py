@@ -1,5 +1,5 @@
-"""What an onlooker sees of the books: everything PostgreSQL has of a show in one statement, everything Redis has in one
-call. Both are read between two steps, so they are exact."""
+"""The ledger of a show as read by an observer: PostgreSQL in one statement, Redis in one call. Both are read between
+two steps, so they are consistent."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ import msgspec
 
 from rota.model.quota import LEVELS, RESOURCES, Limit, effective_limit
 
-WORDS = ("sub", "folder", "job", "layer", "point")
-LEVEL_OF = dict(zip(WORDS, LEVELS, strict=True))
+LEVEL_NAMES = ("sub", "folder", "job", "layer", "point")
+LEVEL_OF = dict(zip(LEVEL_NAMES, LEVELS, strict=True))
 SPAN = 128
 
 READ_POSTGRES = """
@@ -32,7 +32,7 @@ SELECT json_build_object(
             FROM rota.point WHERE pk_show = $1)
 )::text
 """
-# Asked of the lock table: a session that was granted its lock may not have woken up yet, and still be shown as waiting.
+# Reads pg_locks, because pg_stat_activity may still show a session as waiting after its lock was granted.
 BLOCKED = """
 SELECT count(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE NOT l.granted AND a.datname = current_database()
@@ -57,20 +57,20 @@ return {string.match(redis.call('INFO', 'server'), 'run_id:(%x+)'), all}
 
 
 def names_of(charge):
-    """Short names of what a charge (`alloc folder job layer dept cores gpus`) counts in."""
-    return [f"{word}:{thing}" for word, thing in zip(WORDS, charge.split(" "), strict=False)]
+    """Short names of the keys that a charge (`alloc folder job layer dept cores gpus`) counts in."""
+    return [f"{level}:{id_}" for level, id_ in zip(LEVEL_NAMES, charge.split(" "), strict=False)]
 
 
 def text_of(charge):
-    """A charge as both stores tell it here."""
+    """A charge in the text form that both stores use."""
     return " ".join(str(getattr(charge, field)) for field in charge.__struct_fields__)
 
 
 def sums_of(charges):
-    """What charges hold together: (name, resource) -> amount; nothing where it is 0."""
+    """Sums of charges: (name, resource) -> amount, without zeros."""
     sums = Counter()
     for charge, times in charges:
-        amounts = [int(word) for word in charge.split(" ")[5:]]
+        amounts = [int(level) for level in charge.split(" ")[5:]]
         for name in names_of(charge):
             for resource, amount in zip(RESOURCES, amounts, strict=True):
                 if amount:
@@ -79,16 +79,16 @@ def sums_of(charges):
 
 
 @dataclass
-class InPostgres:
+class PostgresSnapshot:
     fence: int
     managed: bool
     rows: dict[int, str]
     """Token -> charge."""
     fences: dict[int, int]
-    """Token -> the fence it was inserted under."""
+    """Token -> the fence of its insert."""
     late: set[int]
-    """Tokens whose rows were inserted after the fence last rose. A transaction has its number when it first writes, and
-    who raises the fence or inserts does so under the lock of the show, so numbers tell the order of commits."""
+    """Tokens inserted after the fence last rose. A transaction gets its xid at its first write, and both raising the
+    fence and inserting hold the lock of the show, so xids show the commit order."""
     limits: dict[str, Limit]
     counted: Counter
 
@@ -100,11 +100,11 @@ class InPostgres:
         fences = {token: under for token, under, _, _ in held["procs"]}
         late = {token for token, _, inserted_by, _ in held["procs"] if inserted_by > raised_by}
         limits, counted = {}, Counter()
-        for word in WORDS:
-            for thing, cores, gpus, used_cores, used_gpus in held[word]:
-                limits[f"{word}:{thing}"] = Limit(cores, gpus)
+        for level in LEVEL_NAMES:
+            for id_, cores, gpus, used_cores, used_gpus in held[level]:
+                limits[f"{level}:{id_}"] = Limit(cores, gpus)
                 for resource, used in zip(RESOURCES, (used_cores, used_gpus), strict=True):
-                    counted[f"{word}:{thing}", resource] = used
+                    counted[f"{level}:{id_}", resource] = used
         return cls(fence, managed, rows, fences, late, limits, +counted)
 
     @cached_property
@@ -112,61 +112,65 @@ class InPostgres:
         return sums_of((charge, 1) for charge in self.rows.values())
 
     def cap(self, name, resource):
-        """None where there is none. A folder that is not there takes nothing, like a subscription that is not."""
-        word = name.partition(":")[0]
-        if word == "folder" and name not in self.limits:
+        """The cap, or None if unlimited. A missing folder or subscription has the cap 0."""
+        level = name.partition(":")[0]
+        if level == "folder" and name not in self.limits:
             return 0
-        return effective_limit(LEVEL_OF[word], resource, self.limits.get(name, Limit()))
+        return effective_limit(LEVEL_OF[level], resource, self.limits.get(name, Limit()))
 
 
 @dataclass
-class InRedis:
+class RedisSnapshot:
     run: str
     keys: dict[str, dict[str, str] | list[str]]
     show: str
     tokens: dict[int, str] = field(default_factory=dict)
-    """Token -> number of its charge."""
+    """Token -> charge number."""
     buckets: set[int] = field(default_factory=set)
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Short name -> fields of one of the five hashes."""
+    """Short name -> fields of a quota level hash."""
 
     @classmethod
     def read(cls, reply, show):
         keys = {}
         for key, kind, held in reply[1]:
-            words = [word.decode() for word in held]
-            keys[key.decode()] = dict(zip(words[::2], words[1::2], strict=True)) if kind == b"hash" else words
-        seen = cls(reply[0].decode(), keys, show)
+            fields_and_values = [level.decode() for level in held]
+            keys[key.decode()] = (
+                dict(zip(fields_and_values[::2], fields_and_values[1::2], strict=True))
+                if kind == b"hash"
+                else fields_and_values
+            )
+        snapshot = cls(reply[0].decode(), keys, show)
         for key, held in keys.items():
-            word, _, rest = key.removeprefix("acct:").partition(":")
-            if word in WORDS:
-                thing = rest.removeprefix(f"{show}:").removesuffix(f":{show}")
-                seen.hashes[f"{word}:{thing}"] = held
-            elif word == "tokens":
+            level, _, rest = key.removeprefix("acct:").partition(":")
+            if level in LEVEL_NAMES:
+                id_ = rest.removeprefix(f"{show}:").removesuffix(f":{show}")
+                snapshot.hashes[f"{level}:{id_}"] = held
+            elif level == "tokens":
                 bucket = int(rest.rpartition(":")[2])
-                seen.buckets.add(bucket)
-                seen.tokens |= {bucket * SPAN + int(within): number for within, number in held.items()}
-        return seen
+                snapshot.buckets.add(bucket)
+                snapshot.tokens |= {bucket * SPAN + int(within): number for within, number in held.items()}
+        return snapshot
 
     @property
     def state(self):
         return self.keys.get(f"acct:show:{self.show}", {})
 
     @property
-    def here(self):
+    def is_current_run(self):
         return self.state.get("run") == self.run
 
     @property
     def fence(self):
-        return int(self.state["fence"]) if self.here and "fence" in self.state else None
+        return int(self.state["fence"]) if self.is_current_run and "fence" in self.state else None
 
     @property
     def seeding(self):
-        return int(self.state["seeding"]) if self.here and "seeding" in self.state else None
+        return int(self.state["seeding"]) if self.is_current_run and "seeding" in self.state else None
 
     @cached_property
     def charges(self):
-        """Number -> (how many tokens hold it, charge)."""
+        """Charge number -> (number of tokens, charge)."""
         held = self.keys.get(f"acct:charges:{self.show}", {})
         split = {number: text.split(" ", 2) for number, text in held.items()}
         return {number: (int(tokens), charge) for number, (tokens, _, charge) in split.items()}
@@ -187,12 +191,12 @@ class InRedis:
             holders[number] += 1
         return dict(holders)
 
-    def but_seq(self):
+    def keys_without_seq(self):
         return {key: held for key, held in self.keys.items() if key != "acct:seq"}
 
 
-class Onlooker:
-    """Reads both stores past the schedule."""
+class LedgerObserver:
+    """Reads both stores outside the schedule."""
 
     def __init__(self, connection, client, show):
         self.connection = connection
@@ -200,10 +204,10 @@ class Onlooker:
         self.show = show
 
     async def postgres(self):
-        return InPostgres.read(await self.connection.fetchval(READ_POSTGRES, self.show))
+        return PostgresSnapshot.read(await self.connection.fetchval(READ_POSTGRES, self.show))
 
     async def redis(self):
-        return InRedis.read(await self.client.eval(READ_REDIS, 0), str(self.show))
+        return RedisSnapshot.read(await self.client.eval(READ_REDIS, 0), str(self.show))
 
     async def blocked(self):
         return await self.connection.fetchval(BLOCKED)

@@ -1,7 +1,7 @@
-"""The invariants of the books under controlled interleavings.
+"""The ledger invariants under controlled interleavings.
 
-One await is released at a time, in an order that follows from a seed; after every step the rules are checked
-(`books_rules`). A failure names its seed: SCHEDULE_SEED=123 plays that story again.
+One await is released at a time, in an order given by a seed; after every step the invariants are checked
+(`invariants.py`). A failure names its seed: SCHEDULE_SEED=123 replays that schedule.
 """
 
 import os
@@ -10,17 +10,17 @@ import asyncpg
 import pytest
 
 from tests.chaos.accounting.explorer import Explorer
-from tests.chaos.accounting.invariants import Broken
+from tests.chaos.accounting.invariants import InvariantViolated
 from tests.chaos.accounting.mutants import MUTANTS, Mutant, applied
 from tests.support.harness.effort import effort
 
-# Many small stories, one after the other; a script that is forgotten meanwhile would add steps to them.
+# Many short schedules in sequence; a script flush by another test would add steps to them.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.keeps_scripts]
 
 
 SCHEDULES = effort(60, 120)
 MUTANT_SCHEDULES = 120
-LONG = 20_000
+SOAK_SCHEDULES = 20_000
 REACHED = {
     ("book", "apart"),
     ("book", "unseeded"),
@@ -55,7 +55,7 @@ async def explorer(database, redis, connection, monkeypatch):
     return made
 
 
-async def walk(explorer, schedules):
+async def run_schedules(explorer, schedules):
     for seed in schedules:
         await explorer.run(seed)
 
@@ -65,40 +65,40 @@ def seeds(number):
     return [int(one)] if one else range(number)
 
 
-async def test_no_order_of_steps_breaks_the_books(explorer):
-    await walk(explorer, seeds(SCHEDULES))
+async def test_random_interleavings_keep_ledger_invariants(explorer):
+    await run_schedules(explorer, seeds(SCHEDULES))
     if "SCHEDULE_SEED" not in os.environ:
-        assert set(explorer.reached) >= REACHED, "these stories say nothing about what they never reached"
+        assert set(explorer.reached) >= REACHED, "the schedules must reach all of these replies"
 
 
-async def test_redis_may_be_emptied_before_any_step(explorer):
+async def test_redis_flush_before_any_step_keeps_ledger_invariants(explorer):
     steps = await explorer.run(3)
     for number in range(len(steps)):
-        await explorer.run(3, weather=((number, "flush"),))
+        await explorer.run(3, redis_faults=((number, "flush"),))
 
 
-async def test_the_same_seed_is_the_same_story(explorer):
+async def test_same_seed_replays_the_same_schedule(explorer):
     for seed in seeds(8):
         first, again = [[str(step) for step in await explorer.run(seed)] for _ in range(2)]
         assert first == again
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
-async def test_the_explorer_notices_when_a_rule_is_taken_away(explorer, connection, mutant):
+async def test_explorer_detects_each_mutant(explorer, connection, mutant):
     async with applied(mutant, connection):
         await explorer.load()
-        with pytest.raises(Broken):
-            await walk(explorer, (mutant.seed, *range(MUTANT_SCHEDULES)))
+        with pytest.raises(InvariantViolated):
+            await run_schedules(explorer, (mutant.seed, *range(MUTANT_SCHEDULES)))
 
 
-async def test_scripts_that_differ_in_their_words_alone_break_nothing(explorer, connection):
-    other_words = Mutant("none", script="*", was="local SPAN = 128", now="local SPAN  = 128")
-    async with applied(other_words, connection):
+async def test_script_whitespace_change_breaks_nothing(explorer, connection):
+    whitespace_change = Mutant("none", script="*", was="local SPAN = 128", now="local SPAN  = 128")
+    async with applied(whitespace_change, connection):
         await explorer.load()
-        await walk(explorer, range(8))
+        await run_schedules(explorer, range(8))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_no_order_of_steps_breaks_the_books_in_a_long_walk(explorer):
-    await walk(explorer, seeds(int(os.environ.get("SCHEDULES", LONG))))
+async def test_soak_random_interleavings_keep_ledger_invariants(explorer):
+    await run_schedules(explorer, seeds(int(os.environ.get("SCHEDULES", SOAK_SCHEDULES))))

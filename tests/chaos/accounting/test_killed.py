@@ -1,5 +1,5 @@
-"""Kill -9, a pause and a lost reply at every named place of the books, and an emptied Redis at each: what is left is
-mended by one look and one recount, and nothing passes a limit meanwhile."""
+"""SIGKILL, a pause and a lost reply at every accounting failpoint, also with a Redis flush: one maintenance round and
+one reconciliation repair the ledger, and no cap is exceeded meanwhile."""
 
 import asyncio
 from pathlib import Path
@@ -10,54 +10,54 @@ from rota.accounting.audit import audit
 from rota.accounting.live.reconcile import reconcile_show
 from rota.accounting.live.seeding import seed
 from rota.accounting.maintenance import AccountingMaintenance
-from rota.accounting.service import AccountingService as AllBooks
+from rota.accounting.service import AccountingService
 from rota.infra import failpoints
 from rota.infra.lease import Leases
 from rota.model.settings.accounting import AccountingSettings
 from tests.contract.ledger_suite import SUM, Books
 from tests.support.waiting import until
 
-ROOMS = ("admin.", "live.", "limits.", "publisher.", "recount.", "seeding.", "procs.", "ledger.")
-PLACES = [(kind, name) for kind, name in failpoints.declared_failpoints() if name.startswith(ROOMS)]
-DEATHS = [name for kind, name in PLACES if kind == "hit"]
+PREFIXES = ("admin.", "live.", "limits.", "publisher.", "recount.", "seeding.", "procs.", "ledger.")
+FAILPOINTS = [(kind, name) for kind, name in failpoints.declared_failpoints() if name.startswith(PREFIXES)]
+CRASH_POINTS = [name for kind, name in FAILPOINTS if kind == "hit"]
 BURST = 1000
 
 
 class Farm:
     def __init__(self, database, redis, database_url, redis_url, spawn):
-        self.books = AllBooks(database, redis)
+        self.books = AccountingService(database, redis)
         self.database = database
-        self.made = Books(database, self.books.live, managed=True)
+        self.ledger = Books(database, self.books.live, managed=True)
         self.env = {"DATABASE": database_url, "REDIS": redis_url}
         self.spawn = spawn
-        self.upkeep = AccountingMaintenance(self.books, Leases(database), AccountingSettings(), grace_s=0, rest=0)
+        self.maintenance = AccountingMaintenance(self.books, Leases(database), AccountingSettings(), grace_s=0, rest=0)
 
     async def make(self):
-        await self.made.make(burst=BURST)
-        self.name = f"show-{self.made.show}"
-        assert await seed(self.books.live, self.made.show)
+        await self.ledger.make(burst=BURST)
+        self.name = f"show-{self.ledger.show}"
+        assert await seed(self.books.live, self.ledger.show)
         return self
 
-    async def keeper(self, **arm):
-        made = self.made
-        ids = (made.pool, made.folder, made.job, made.layer, made.dept, made.host)
+    async def maintainer(self, **arm):
+        ledger = self.ledger
+        ids = (ledger.pool, ledger.folder, ledger.job, ledger.layer, ledger.dept, ledger.host)
         return await self.spawn("tests.chaos.accounting.maintainer", self.name, *ids, env=self.env | arm)
 
     async def booked(self):
-        return await self.database.value(SUM, self.made.show)
+        return await self.database.value(SUM, self.ledger.show)
 
-    async def heal(self):
-        """What upkeep does when the keeper of the books has changed."""
+    async def recover(self):
+        """One maintenance round and reconciliation, then an audit."""
         show = await self.books.admin.show(self.name)
         if show.managed:
-            await self.upkeep.seed_lagging_shows()
+            await self.maintenance.seed_lagging_shows()
             assert await reconcile_show(self.books.live, show.id, grace_s=0) is not None
         found = await audit(self.books, await self.books.admin.show(self.name))
         assert found.ok, found
 
     async def lower(self, burst):
         await self.books.change(
-            lambda admin: admin.change_subscription(self.name, f"pool-{self.made.pool}", actor="test", burst=burst)
+            lambda admin: admin.change_subscription(self.name, f"pool-{self.ledger.pool}", actor="test", burst=burst)
         )
 
 
@@ -66,54 +66,54 @@ async def farm(database, redis, database_url, redis_url, spawn):
     return await Farm(database, redis, database_url, redis_url, spawn).make()
 
 
-def test_the_places_are_known():
-    assert len(PLACES) > 25
+def test_accounting_failpoints_are_found():
+    assert len(FAILPOINTS) > 25
 
 
-async def test_the_keeper_comes_to_its_end_when_nothing_befalls_it(farm):
-    keeper = await farm.keeper()
-    assert await keeper.line() == "done", await keeper.errors()
-    await farm.heal()
+async def test_maintainer_process_without_faults_completes(farm):
+    maintainer = await farm.maintainer()
+    assert await maintainer.line() == "done", await maintainer.errors()
+    await farm.recover()
     assert await farm.booked() == 800
 
 
-@pytest.mark.parametrize("place", DEATHS)
-async def test_whoever_is_killed_leaves_books_that_heal_also_when_redis_is_emptied(farm, redis, place):
-    keeper = await farm.keeper(CRASH_AT=place)
-    assert await keeper.wait() == failpoints.CRASH_EXIT_STATUS, await keeper.errors()
+@pytest.mark.parametrize("failpoint", CRASH_POINTS)
+async def test_ledger_recovers_after_kill_and_redis_flush(farm, redis, failpoint):
+    maintainer = await farm.maintainer(CRASH_AT=failpoint)
+    assert await maintainer.wait() == failpoints.CRASH_EXIT_STATUS, await maintainer.errors()
     booked = await farm.booked()
     assert booked <= BURST
-    await farm.heal()
+    await farm.recover()
     await redis.flushdb()
-    await farm.heal()
+    await farm.recover()
     assert await farm.booked() == booked
 
 
-@pytest.mark.parametrize("place", [name for kind, name in PLACES if kind == "after_send"])
-async def test_a_lost_reply_leaves_books_that_heal_and_may_be_asked_for_again(farm, place):
-    keeper = await farm.keeper(LOST_REPLY_AT=place)
-    assert await keeper.line() == "lost", await keeper.errors()
-    await farm.heal()
-    again = await farm.keeper()
+@pytest.mark.parametrize("failpoint", [name for kind, name in FAILPOINTS if kind == "after_send"])
+async def test_ledger_recovers_after_lost_reply_and_retry(farm, failpoint):
+    maintainer = await farm.maintainer(LOST_REPLY_AT=failpoint)
+    assert await maintainer.line() == "lost", await maintainer.errors()
+    await farm.recover()
+    again = await farm.maintainer()
     assert await again.line() == "done", await again.errors()
-    await farm.heal()
+    await farm.recover()
     assert await farm.booked() <= BURST
 
 
-@pytest.mark.parametrize("place", DEATHS)
-async def test_whoever_sleeps_through_a_lowered_cap_and_a_seeding_passes_nothing_when_he_wakes(farm, place):
-    keeper = await farm.keeper(PAUSE_AT=place)
-    await until(lambda: is_stopped(keeper.pid), what="the pause")
-    if place != "admin.after_flip":  # it holds the show's lock, and everybody waits for it
+@pytest.mark.parametrize("failpoint", CRASH_POINTS)
+async def test_process_paused_across_lowered_cap_and_seeding_exceeds_no_cap(farm, failpoint):
+    maintainer = await farm.maintainer(PAUSE_AT=failpoint)
+    await until(lambda: is_stopped(maintainer.pid), what="the pause")
+    if failpoint != "admin.after_flip":  # it holds the lock of the show and blocks all others
         await farm.lower(2)
         if (await farm.books.admin.show(farm.name)).managed:
-            await seed(farm.books.live, farm.made.show)
+            await seed(farm.books.live, farm.ledger.show)
     before = await farm.booked()
-    keeper.resume()
-    await asyncio.wait_for(keeper.wait(), 20)
-    cap = BURST if place == "admin.after_flip" else 200
+    maintainer.resume()
+    await asyncio.wait_for(maintainer.wait(), 20)
+    cap = BURST if failpoint == "admin.after_flip" else 200
     assert await farm.booked() <= max(before, cap)
-    await farm.heal()
+    await farm.recover()
 
 
 def is_stopped(pid):

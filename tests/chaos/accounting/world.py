@@ -1,6 +1,6 @@
-"""A small farm in which everything goes wrong: one show, few keys, tight caps, and processes that work on its books.
+"""A small world for ledger schedules: one show, few keys, tight caps, and processes that use its ledger.
 
-What each process does is decided by the seed before anybody moves; whom it meets on the way is the schedule's affair.
+The seed decides what each process does before the run; the schedule decides how they interleave.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ END_JOB = parse_query(
 )
 SHOW = "show"
 FAR = 1 << 40
-"""A token nobody else has."""
+"""A token that no process uses."""
 
 
 @dataclass
 class World:
-    """Ids and first limits of everything, in cores."""
+    """Ids of all objects; `script` creates them with their initial caps."""
 
     show: UUID
     pools: list[UUID]
@@ -46,9 +46,9 @@ class World:
     depts: list[UUID]
     jobs: list[UUID]
     layers: dict[UUID, UUID]
-    """Layer -> its job."""
+    """Layer -> job."""
     single: dict[UUID, UUID]
-    """The same of jobs that begin without limits."""
+    """Layer -> job of jobs that start without caps."""
     managed: bool
 
     @classmethod
@@ -62,7 +62,7 @@ class World:
         return cls(some(1)[0], some(2), some(2), some(1), jobs, layers, single, managed)
 
     def script(self, rng):
-        """The statements that make it."""
+        """The statements that create the world."""
 
         def maybe(*amounts):
             return rng.choice([-1, -1, *amounts])
@@ -143,7 +143,7 @@ class World:
             rng.choice([0, 0, 1]),
         )
 
-    def swarm(self, rng, charge, tokens):
+    def single_frame_batch(self, rng, charge, tokens):
         known = self.single if rng.random() < 0.6 else self.single | self.layers
         layers = [rng.choice(list(known)) for _ in tokens]
         like = msgspec.structs.replace(charge, job=NIL_UUID, layer=NIL_UUID)
@@ -157,12 +157,12 @@ EMPTY = (
 
 
 class Actor:
-    """One process at work: its own memory and clients, and a list of things it will do."""
+    """One process with its own memory and clients, and a list of operations."""
 
-    def __init__(self, world, rules, rng, database, client, names, *, deaf=False):
-        self.deaf = deaf
+    def __init__(self, world, checker, rng, database, client, names, *, without_redis=False):
+        self.without_redis = without_redis
         self.world = world
-        self.rules = rules
+        self.checker = checker
         self.rng = rng
         self._database = database
         self._client = client
@@ -170,9 +170,9 @@ class Actor:
 
     def bind(self, process):
         self.database = SteppedDatabase(self._database, process)
-        client = None if self.deaf else SteppedRedis(self._client, process, self._names)
+        client = None if self.without_redis else SteppedRedis(self._client, process, self._names)
         self.books = AccountingService(self.database, client, RedisKeys())
-        self.upkeep = AccountingMaintenance(
+        self.maintenance = AccountingMaintenance(
             self.books, Leases(self._database), AccountingSettings(), grace_s=0.0, rest=0.0
         )
         return self
@@ -181,26 +181,26 @@ class Actor:
     def live(self):
         return self.books.live
 
-    async def do(self, deeds):
-        for deed, *given in deeds:
+    async def do(self, operations):
+        for operation, *given in operations:
             with contextlib.suppress(RotaError):
-                await getattr(self, deed)(*given)
+                await getattr(self, operation)(*given)
 
     async def book(self, groups):
-        """Asks again, with the same tokens, when nobody told what came of it; gives up in the end, or sooner."""
+        """Book, retrying with the same tokens after an unknown outcome; may give up early."""
         for _ in range(TRIES):
-            batch = self._as_read(groups)
+            batch = self._with_capped_flag(groups)
             try:
                 outcomes = await self.books.book(self.world.show, batch)
             except Unavailable:
                 if self.rng.random() < 0.3:
                     return
             else:
-                self.rules.told(batch, outcomes)
+                self.checker.check_outcomes(batch, outcomes)
                 return
 
-    def _as_read(self, groups):
-        """Whether job and layer have caps is what the caller read before; what has some is in no swarm."""
+    def _with_capped_flag(self, groups):
+        """Groups with `capped` as the caller read it before; capped jobs and layers are not batched."""
         read = []
         for group in groups:
             each = group.groups() if isinstance(group, SingleFrameBatch) else [group]
@@ -208,22 +208,23 @@ class Actor:
                 read.append(group)
             else:
                 read += [
-                    msgspec.structs.replace(one, capped=self._is_capped(one) or self.rng.random() < 0.5) for one in each
+                    msgspec.structs.replace(single, capped=self._is_capped(single) or self.rng.random() < 0.5)
+                    for single in each
                 ]
         return read
 
     def _is_capped(self, group):
-        seen = self.rules.postgres
+        snapshot = self.checker.postgres
         names = (f"job:{group.charge.job}", f"layer:{group.charge.layer}")
-        return any(seen.cap(name, resource) is not None for name in names for resource in RESOURCES)
+        return any(snapshot.cap(name, resource) is not None for name in names for resource in RESOURCES)
 
     def _some_tokens(self, most=3):
-        there = sorted(self.rules.postgres.rows)
-        return self.rng.sample(there, min(len(there), self.rng.randint(1, most)))
+        known_tokens = sorted(self.checker.postgres.rows)
+        return self.rng.sample(known_tokens, min(len(known_tokens), self.rng.randint(1, most)))
 
     def _running(self, at):
-        """A job or layer that has frames now, by its place in a charge."""
-        found = sorted({UUID(charge.split(" ")[at]) for charge in self.rules.postgres.rows.values()})
+        """A job or layer with running frames, by its position in a charge."""
+        found = sorted({UUID(charge.split(" ")[at]) for charge in self.checker.postgres.rows.values()})
         return self.rng.choice(found) if found else None
 
     async def release(self):
@@ -236,23 +237,23 @@ class Actor:
             deleted = as_swarms(deleted)
         await self.books.publisher.publish(self.world.show, deleted)
 
-    async def recount(self, bury=True):
-        await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, release_orphans=bury)
+    async def recount(self, release_orphans=True):
+        await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, release_orphans=release_orphans)
 
     async def seed(self):
         await seeding.seed(self.live, self.world.show)
 
-    async def look(self):
-        await self.upkeep.seed_lagging_shows()
+    async def seed_lagging_shows(self):
+        await self.maintenance.seed_lagging_shows()
 
     async def catch_up(self):
         await self.live.sync_limits(self.world.show)
 
     async def reseed_limits(self):
-        await self.upkeep.reseed_limits()
+        await self.maintenance.reseed_limits()
 
-    async def tend_graves(self):
-        await self.upkeep.prune_tombstones()
+    async def prune_tombstones(self):
+        await self.maintenance.prune_tombstones()
 
     async def rewrite(self):
         await self.books.transactional.refresh_managed_tables(self.world.show)
@@ -264,7 +265,7 @@ class Actor:
         await self.books.raise_fence(self.world.show)
 
     async def change(self, kind, at, cores, gpus):
-        """Caps in cores; kept where None is given."""
+        """Change caps, in cores; None keeps a cap."""
         caps = CapsUpdate(max_cores=cores, max_gpus=gpus)
 
         def work(admin):
@@ -285,7 +286,7 @@ class Actor:
         await self.books.change(work)
 
     async def end_job(self, at):
-        """A job that has ended has no limits any more, though tokens of it may linger."""
+        """An ended job has no caps, but its tokens may remain for a while."""
         await self.database.run(END_JOB, self.world.jobs[at], self.world.show)
 
     async def drop_and_make_subscription(self):
@@ -296,42 +297,54 @@ class Actor:
 
 
 def booking(world, rng, first, least=1):
-    """Groups and swarms of a few frames in several buckets."""
+    """Groups and single-frame batches of a few frames in several buckets."""
     groups = []
     for number in range(rng.randint(1, 2)):
         start = first + number * 8 + 128 * rng.randrange(3)
         tokens = range(start, start + rng.randint(least, 3))
         charge = world.charge(rng)
-        is_swarm = rng.random() < 0.4
-        groups.append(world.swarm(rng, charge, tokens) if is_swarm else BookingGroup(charge, UUID(int=1), tokens))
+        is_batch = rng.random() < 0.4
+        groups.append(
+            world.single_frame_batch(rng, charge, tokens) if is_batch else BookingGroup(charge, UUID(int=1), tokens)
+        )
     return groups
 
 
 def booker(world, rng, number, turns=3):
-    """Books, and releases what it finds; tokens of its own."""
-    deeds = []
+    """Books its own tokens and releases tokens that it finds."""
+    operations = []
     for turn in range(rng.randint(1, turns)):
-        deeds.append(("book", booking(world, rng, number * 32 + turn % 2 * 16)))
+        operations.append(("book", booking(world, rng, number * 32 + turn % 2 * 16)))
         if rng.random() < 0.5:
-            deeds.append((rng.choice(["release", "release_in_transaction"]),))
-    return deeds
+            operations.append((rng.choice(["release", "release_in_transaction"]),))
+    return operations
 
 
 def changer(world, rng, turns=3):
-    deeds = []
+    operations = []
     for _ in range(rng.randint(1, turns)):
         kind = rng.choice(["sub", "sub", "folder", "point", "job", "job", "layer", "layer"])
         at = rng.randrange({"sub": 2, "folder": 2, "point": 1, "job": 2, "layer": 3}[kind])
         cores = rng.choice(["0.5", "1", "1.33", "2", "3"])
         gpus = rng.choice([None, None, 1, 2])
-        deeds.append(("change", kind, at, cores, gpus))
+        operations.append(("change", kind, at, cores, gpus))
     if rng.random() < 0.2:
-        deeds.append(rng.choice([("drop_and_make_subscription",), ("end_job", rng.randrange(2))]))
-    return deeds
+        operations.append(rng.choice([("drop_and_make_subscription",), ("end_job", rng.randrange(2))]))
+    return operations
 
 
-def keeper(world, rng):
-    kinds = ["look", "look", "recount", "recount", "seed", "catch_up", "reseed_limits", "tend_graves", "raise_fence"]
+def maintainer(world, rng):
+    kinds = [
+        "seed_lagging_shows",
+        "seed_lagging_shows",
+        "recount",
+        "recount",
+        "seed",
+        "catch_up",
+        "reseed_limits",
+        "prune_tombstones",
+        "raise_fence",
+    ]
     return [(rng.choice(kinds),) for _ in range(rng.randint(1, 3))]
 
 
@@ -344,57 +357,63 @@ def flipper(world, rng):
     return [("flip", not world.managed), *between, ("flip", world.managed)]
 
 
-def perhaps_deaf(rng, name, odds=0.3):
-    return f"deaf {name}" if rng.random() < odds else name
+def maybe_without_redis(rng, name, odds=0.3):
+    return f"redisless {name}" if rng.random() < odds else name
 
 
-def everybody(world, rng):
+def mixed(world, rng):
     parts = {f"booker{number}": booker(world, rng, number) for number in range(rng.randint(2, 3))}
     if rng.random() < 0.6:
-        parts["janitor"] = [("look",)] * rng.randint(1, 3)
+        parts["janitor"] = [("seed_lagging_shows",)] * rng.randint(1, 3)
     for number in range(rng.randint(1, 3)):
-        role = rng.choice([recounter, keeper, keeper, changer, changer, flipper])
+        role = rng.choice([recounter, maintainer, maintainer, changer, changer, flipper])
         odds = 0.3 if role in (changer, flipper) else 0
-        parts[perhaps_deaf(rng, f"{role.__name__}{number}", odds)] = role(world, rng)
+        parts[maybe_without_redis(rng, f"{role.__name__}{number}", odds)] = role(world, rng)
     return parts
 
 
 def twins(world, rng):
-    """Two processes with the same tokens, one that releases them, and something that raises the fence."""
+    """Two processes with the same tokens, one that releases them, and one that may raise the fence."""
     book = ("book", booking(world, rng, 0, least=rng.randint(1, 2)))
     parts = {"booker": [book, ("release",)], "twin": [book, ("release",), book], "releaser": [("release",)]}
     raises = [("raise_fence",)] * 4
-    parts["tender"] = rng.choice([[("tend_graves",)] * 2, raises, raises, changer(world, rng, 1), [("recount", True)]])
+    parts["tender"] = rng.choice(
+        [[("prune_tombstones",)] * 2, raises, raises, changer(world, rng, 1), [("recount", True)]]
+    )
     return parts
 
 
 def caps(world, rng):
-    """Caps go up and down, and not everybody hears of it."""
+    """Caps rise and fall, and not every change reaches Redis."""
     parts = {f"booker{number}": booker(world, rng, number, turns=2) for number in range(2)}
     parts["changer"] = changer(world, rng, 2)
-    parts[perhaps_deaf(rng, "other changer", 0.5)] = changer(world, rng, 2)
+    parts[maybe_without_redis(rng, "other changer", 0.5)] = changer(world, rng, 2)
     return parts
 
 
 def flips(world, rng):
-    """The show changes hands, there and back."""
+    """The ledger of the show moves between Redis and PostgreSQL and back."""
     parts = {f"booker{number}": booker(world, rng, number, turns=2) for number in range(2)}
-    parts[perhaps_deaf(rng, "flipper", 0.6)] = flipper(world, rng)
+    parts[maybe_without_redis(rng, "flipper", 0.6)] = flipper(world, rng)
     if rng.random() < 0.5:
-        parts["janitor"] = [("look",)]
+        parts["janitor"] = [("seed_lagging_shows",)]
     return parts
 
 
 def floods(world, rng):
-    """Redis is lost again and again, and several fill it."""
-    parts = {"booker": booker(world, rng, 0, turns=2), "janitor": [("look",), ("look",)], "seeder": [("seed",)]}
+    """Redis is lost repeatedly, and several processes seed it."""
+    parts = {
+        "booker": booker(world, rng, 0, turns=2),
+        "janitor": [("seed_lagging_shows",), ("seed_lagging_shows",)],
+        "seeder": [("seed",)],
+    }
     if rng.random() < 0.5:
         parts["other"] = rng.choice([changer(world, rng, 1), [("seed",)], [("recount", True)]])
     return parts
 
 
 def recounts(world, rng):
-    """Two recounts at once, while frames come and go, and jobs get their first limits."""
+    """Two concurrent reconciliations, while frames are booked and released and jobs get their first caps."""
     parts = {f"booker{number}": booker(world, rng, number, turns=2) for number in range(2)}
     parts |= {"recounter": [("recount", True)], "other recounter": [("recount", False)]}
     if rng.random() < 0.6:
@@ -403,26 +422,26 @@ def recounts(world, rng):
     return parts
 
 
-CASTS = (everybody, everybody, twins, twins, twins, caps, caps, flips, flips, floods, floods, recounts)
-RAIN = (("flush",), ("flush", "flush"), ("flush", "flush"), ("keep", "older"), ("keep", "flush", "older"))
-FAIR = ((), (), (), ("flush",), ("keep", "older"))
+CASTS = (mixed, mixed, twins, twins, twins, caps, caps, flips, flips, floods, floods, recounts)
+FLOOD_FAULTS = (("flush",), ("flush", "flush"), ("flush", "flush"), ("keep", "older"), ("keep", "flush", "older"))
+FEW_FAULTS = ((), (), (), ("flush",), ("keep", "older"))
 
 
-def bad_luck(rng, cast):
-    """How often a step goes wrong, and how. Among twins, whose tokens are the same, the ends of bookings come late."""
+def fault_policy(rng, cast):
+    """How often and how a step fails. In `twins`, with shared tokens, releases and inserts often arrive late."""
     rate = rng.choice([0.05, 0.2])
     any_kind = [Verdict.DIES, Verdict.DIES, Verdict.CUT, Verdict.LOST, Verdict.LATE]
 
-    def one(rng, what):
+    def verdict(rng, what):
         late = cast is twins and what.startswith(("release", "proc_insert"))
         if rng.random() > (0.5 if late else rate):
             return Verdict.GO
         return rng.choice([Verdict.LATE, Verdict.LATE, Verdict.LOST] if late else any_kind)
 
-    return one
+    return verdict
 
 
-def forecast(rng, cast):
-    """What befalls Redis, and before which steps. A flush ends what twins quarrel about."""
-    events = () if cast is twins else rng.choice(RAIN if cast is floods else FAIR)
+def plan_redis_faults(rng, cast):
+    """Redis faults and the steps before which they occur. None for `twins`: a flush would end their conflict."""
+    events = () if cast is twins else rng.choice(FLOOD_FAULTS if cast is floods else FEW_FAULTS)
     return list(zip(sorted(rng.randrange(40) for _ in events), events, strict=True))

@@ -1,6 +1,6 @@
-"""Agents of real workers that are killed, stopped, cut off, told the wrong time and robbed of Redis: T1, T2 and F1.
+"""Agents of real workers under kills, pauses, network cuts, clock skew and loss of Redis: T1, T2 and F1.
 
-Their bodies write to a table that nothing guards: what two of them wrote at once, or too early, stays there.
+Agent runs write to an unguarded table, so overlapping or early runs leave a permanent trace.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ async def trail(database):
 @pytest.fixture
 async def worker(spawn, trail, database_url, redis_url):
     async def start(name, agents, **env):
-        words = " ".join(f"{agent}={given}" for agent, given in agents.items())
-        env = {"URL": database_url, "REDIS": redis_url, "AGENTS": words, **env}
+        agent_specs = " ".join(f"{agent}={given}" for agent, given in agents.items())
+        env = {"URL": database_url, "REDIS": redis_url, "AGENTS": agent_specs, **env}
         process = await spawn("tests.chaos.agents.worker", name, env=env)
         assert await process.line(30) == "ready"
         return process
@@ -35,12 +35,12 @@ async def worker(spawn, trail, database_url, redis_url):
 
 
 def more_than(trail, seen, *names):
-    """A condition: each of `names` has ended twice more than in `seen`."""
+    """A condition: each of `names` has ended at least two more runs than in `seen`."""
 
-    async def held():
+    async def ended():
         return all([await trail.count("end", name) >= seen.get(name, 0) + 2 for name in names])
 
-    return held
+    return ended
 
 
 async def ends(trail, *names):
@@ -60,7 +60,7 @@ def intervals(agents):
 AGENTS = {"beat": "async:200:40", "sync": "sync:300:60", "hourly": f"async:{HOUR_MS}:20"}
 
 
-async def test_an_emptied_redis_repeats_nothing_on_two_replicas(worker, trail, redis):
+async def test_flushed_redis_causes_no_repeated_runs_on_two_replicas(worker, trail, redis):
     pods = [await worker(name, AGENTS) for name in ("one", "two")]
     await until(lambda: trail.count("end", "hourly"), within_s=30)
     for _ in range(3):
@@ -74,7 +74,7 @@ async def test_an_emptied_redis_repeats_nothing_on_two_replicas(worker, trail, r
     await trail.check(intervals(AGENTS))
 
 
-async def test_clocks_that_are_two_hours_apart_change_nothing(worker, trail, database):
+async def test_clocks_two_hours_apart_do_not_change_schedules(worker, trail, database):
     pods = [await worker(name, AGENTS, OFFSET_MS=str(off)) for name, off in (("late", -HOUR_MS), ("early", HOUR_MS))]
     await until(more_than(trail, {}, "beat", "sync"), within_s=30)
     seen = await ends(trail, "beat", "sync")
@@ -88,29 +88,27 @@ async def test_clocks_that_are_two_hours_apart_change_nothing(worker, trail, dat
 
 
 @pytest.mark.timeout(180)
-async def test_a_storm_of_forgotten_scripts_repeats_nothing(worker, trail, redis):
+async def test_repeated_script_flush_causes_no_repeated_runs(worker, trail, redis):
     pods = [await worker(name, AGENTS) for name in ("one", "two")]
 
-    is_over = asyncio.Event()
+    stop = asyncio.Event()
 
-    async def forget():
-        while not is_over.is_set():
+    async def flush_scripts():
+        while not stop.is_set():
             await redis.script_flush()
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(forget())
+        tasks.create_task(flush_scripts())
         for _ in range(2):
             seen = await ends(trail, "beat", "sync")
             await until(more_than(trail, seen, "beat", "sync"), within_s=30)
-        is_over.set()
+        stop.set()
     await stopped(*pods)
     await trail.check(intervals(AGENTS))
 
 
-async def test_replicas_with_different_patterns_leave_each_others_agents_alone_also_when_one_dies(
-    worker, trail, redis, database
-):
+async def test_replicas_with_different_patterns_do_not_run_each_others_agents(worker, trail, redis, database):
     agents = {"a1": "async:200:20", "b1": "async:200:20"}
     a = await worker("a", agents, ENABLED="a.*", ORPHANS="1")
     b = await worker("b", agents, ENABLED="b.*", ORPHANS="1")
@@ -119,27 +117,27 @@ async def test_replicas_with_different_patterns_leave_each_others_agents_alone_a
     seen = await ends(trail, "a1", "b1")
     await until(more_than(trail, seen, "b1"), within_s=30)
     assert {run["replica"] for run in await history(database, "b1")} == {"b"}
-    await until(lambda: _waits(redis, "a1"), within_s=30, what="it waits for one that may run it")
+    await until(lambda: _is_waiting(redis, "a1"), within_s=30, what="the agent of the killed replica to wait")
     again = await worker("a", agents, ENABLED="a.*", ORPHANS="1")
     await until(more_than(trail, seen, "a1"), within_s=30)
     await stopped(again, b)
     await trail.check(intervals(agents))
 
 
-async def _waits(redis, name):
+async def _is_waiting(redis, name):
     return await in_sets(redis, name) == ["waiting"]
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-async def test_bodies_of_a_replica_that_is_gone_write_nothing_once_another_runs(worker, trail, database, kind, how):
+async def test_agent_run_of_a_lost_replica_writes_nothing_after_takeover(worker, trail, database, kind, how):
     agents = {"long": f"{kind}:{HOUR_MS}:60000"}
     one = await worker("one", agents)
     await until(lambda: trail.count("tick", "long"), within_s=30)
     two = await worker("two", agents)
     one.pause() if how == "stopped" else one.kill()
-    second = (await until(lambda: _runs(trail, 2), within_s=30, what="the run of another replica"))[1]
-    await until(lambda: _ticks(trail, second, 20), within_s=30)  # while the first is stopped, and may go on alone
+    second = (await until(lambda: _runs(trail, 2), within_s=30, what="the run on the other replica"))[1]
+    await until(lambda: _ticks(trail, second, 20), within_s=30)  # while the first replica is stopped
     one.resume()
     if how == "stopped":
         await one.said("agents_lease_lost")
@@ -154,23 +152,23 @@ async def _runs(trail, count):
     return runs if len(runs) >= count else None
 
 
-async def _ticks(trail, run, wanted):
-    return sum(row["run"] == run for row in await trail.rows("long")) > wanted
+async def _ticks(trail, run, count):
+    return sum(row["run"] == run for row in await trail.rows("long")) > count
 
 
-@pytest.mark.slow("agents under faults for a while")
+@pytest.mark.slow("runs agents under faults")
 @pytest.mark.timeout(180)
-async def test_whatever_happens_in_whatever_order(worker, trail, redis, redis_url, database, proxy):
-    """Two replicas behind bad networks; Redis emptied, scripts forgotten, one stopped, cut off or killed by turns."""
+async def test_agents_under_random_faults_keep_all_invariants(worker, trail, redis, redis_url, database, proxy):
+    """Two replicas behind proxies; Redis and scripts are flushed, and replicas paused, cut off or killed in turn."""
     rng = random.Random(20260131)
     host, port = redis_url.partition("@")[2].partition("/")[0].split(":")
-    nets = [await proxy(host, int(port)) for _ in range(2)]
+    proxies = [await proxy(host, int(port)) for _ in range(2)]
     agents = {"beat": "async:150:30", "sync": "sync:250:60", "slow": "async:1000:300", "hourly": f"async:{HOUR_MS}:10"}
-    pods = [await worker(f"w{number}", agents, REDIS=net.url(redis_url)) for number, net in enumerate(nets)]
+    pods = [await worker(f"w{number}", agents, REDIS=link.url(redis_url)) for number, link in enumerate(proxies)]
     faults = ["empty", "forget", "stop", "cut", "hang", "kill"]
     rng.shuffle(faults)
     for number, fault in enumerate(faults):
-        place = rng.randrange(2)
+        index = rng.randrange(2)
         seen = await ends(trail, "beat", "sync", "slow")
         match fault:
             case "empty":
@@ -178,19 +176,19 @@ async def test_whatever_happens_in_whatever_order(worker, trail, redis, redis_ur
             case "forget":
                 await redis.script_flush()
             case "cut":
-                nets[place].cut()
+                proxies[index].cut()
             case "hang":
-                nets[place].half_open()
+                proxies[index].half_open()
             case "stop":
-                pods[place].pause()
+                pods[index].pause()
             case "kill":
-                pods[place].kill()
+                pods[index].kill()
         await until(more_than(trail, seen, "beat", "sync", "slow"), within_s=60, what=f"runs after {fault}")
-        nets[place].heal()
-        nets[place].reset()
-        pods[place].resume()
+        proxies[index].heal()
+        proxies[index].reset()
+        pods[index].resume()
         if fault == "kill":
-            pods[place] = await worker(f"again{number}", agents, REDIS=nets[place].url(redis_url))
+            pods[index] = await worker(f"again{number}", agents, REDIS=proxies[index].url(redis_url))
     await stopped(*pods)
     await trail.check(intervals(agents))
     assert await trail.count("begin", "hourly") == 1

@@ -1,7 +1,7 @@
-"""A worker's agents in a process of their own, under a short lease; the tests kill and pause it. Prints `ready`.
+"""A worker's agents in a separate process with a short lease, which tests kill and pause. Prints `ready`.
 
-python -m tests.chaos.agents.worker NAME; AGENTS, URL and REDIS are in the environment, and may be OFFSET_MS (what its
-clock is wrong by), ENABLED (a pattern) and ORPHANS (sweep all the time).
+python -m tests.chaos.agents.worker NAME; the environment has AGENTS, URL and REDIS, and optionally OFFSET_MS (error of
+its clock), ENABLED (a name pattern) and ORPHANS (clean up orphans continuously).
 """
 
 import asyncio
@@ -26,45 +26,45 @@ APP = "tests.support.run_trace_tasks:app"
 LEASE_S = 1.0
 
 
-class Wrong(SystemClock):
-    """A clock of a machine that nobody sets."""
+class SkewedClock(SystemClock):
+    """A system clock with an offset."""
 
     def now_ms(self):
         return super().now_ms() + int(os.environ.get("OFFSET_MS", "0"))
 
 
 def settings():
-    wanted = {"interval_ms": 50, "refresh_period_seconds": 1}
-    wanted |= {"circuit_breaker__cooldown_ms": 500, "circuit_breaker__half_open_duration_ms": 100}
+    options = {"interval_ms": 50, "refresh_period_seconds": 1}
+    options |= {"circuit_breaker__cooldown_ms": 500, "circuit_breaker__half_open_duration_ms": 100}
     if os.environ.get("ORPHANS"):
-        wanted |= {"orphan_cleanup__threshold_ms": 0, "orphan_cleanup__interval_ms": 50}
-        wanted |= {"orphan_cleanup__force_all_pods": True}
-    found = changed(Settings(), **{f"redis__scheduler__{path}": value for path, value in wanted.items()})
+        options |= {"orphan_cleanup__threshold_ms": 0, "orphan_cleanup__interval_ms": 50}
+        options |= {"orphan_cleanup__force_all_pods": True}
+    found = changed(Settings(), **{f"redis__scheduler__{path}": value for path, value in options.items()})
     return changed(found, redis__agent__enabled_pattern=os.environ.get("ENABLED", ".*"))
 
 
 async def main(name):
-    runner.AgentScheduler = partial(AgentScheduler, lease_s=LEASE_S, clock=Wrong())
-    wanted = settings()
+    runner.AgentScheduler = partial(AgentScheduler, lease_s=LEASE_S, clock=SkewedClock())
+    configured = settings()
     app = load_app.load(APP, Path.cwd())
     service = runner.WorkerAgents(
-        wanted,
+        configured,
         app.recurring,
         APP,
         Path.cwd(),
         PostgresTarget(url=os.environ["URL"]),
         RedisTarget(url=os.environ["REDIS"], op_timeout_s=1.0, connect_timeout_s=1.0),
-        lambda database: build_submitter(wanted, database),
+        lambda database: build_submitter(configured, database),
         name,
     )
 
-    async def say(life):
+    async def print_ready(life):
         print("ready", flush=True)
         life.ready()
         await life.until_draining()
 
     supervisor = Supervisor(start_timeout_s=3600, drain_budget_s=20)
-    supervisor.add(Service("agents", service.run), Service("say", say))
+    supervisor.add(Service("agents", service.run), Service("say", print_ready))
     return await run_until_signalled(supervisor)
 
 

@@ -1,8 +1,8 @@
-"""Does by hand what no server does by itself, as a process that may be killed on the way.
+"""Performs client actions, which no server does on its own, as a process that tests may kill.
 
     python -m tests.chaos.pipeline.actions submit KEY | cancel JOB | admit KEY | route TOPIC
 
-DATABASE and NATS say where. It prints the job, if there is one, when all is done, and `lost` when a reply was.
+DATABASE and NATS are the server URLs. Prints the job or topic when done, and `lost` after a lost reply.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from rota.placement.route_store import RouteStore
 from rota.queue import Queue
 
 
-class Later:
-    """A gate that is asked when the job is written, and decides nothing then."""
+class DeferredGate:
+    """An admission gate that defers the decision until after the job is written."""
 
     at_once = False
 
@@ -39,13 +39,13 @@ async def submit(database, _bus, key, gate=None):
 
 
 async def cancel(database, bus, job):
-    ender = JobCanceller(database, bus, Finisher(database, Queue(database), AccountingService(database, None)))
-    await ender.terminate(UUID(str(job)), JobState.CANCELLED, "cancelled")
+    canceller = JobCanceller(database, bus, Finisher(database, Queue(database), AccountingService(database, None)))
+    await canceller.terminate(UUID(str(job)), JobState.CANCELLED, "cancelled")
     return job
 
 
-async def admit_later(database, bus, key):
-    job = await submit(database, bus, key, Later())
+async def submit_and_admit(database, bus, key):
+    job = await submit(database, bus, key, DeferredGate())
     async with database.transaction() as tx:
         await admit(tx, [job])
     return job
@@ -56,14 +56,14 @@ async def route(database, _bus, topic):
     return topic
 
 
-WORK = {"submit": submit, "cancel": cancel, "admit": admit_later, "route": route}
+ACTIONS = {"submit": submit, "cancel": cancel, "admit": submit_and_admit, "route": route}
 
 
-async def main(what, about):
+async def main(action, argument):
     database = await Database.open(PostgresTarget(url=os.environ["DATABASE"]))
     bus = await Bus.connect(NatsTarget(url=os.environ["NATS"]))
     try:
-        print(await WORK[what](database, bus, about), flush=True)
+        print(await ACTIONS[action](database, bus, argument), flush=True)
     except failpoints.LostReply:
         print("lost", flush=True)
     finally:

@@ -1,13 +1,13 @@
-"""A farm of real processes: servers and workers as `rota` starts them, on three servers of the test's own, with a bad
-network between all of them.
+"""A cluster of real processes: `rota` servers and workers on private PostgreSQL, Redis and NATS servers, connected
+through proxies that can fail.
 
     async with Farm(stack, folder, proxy) as farm:
         await farm.start(servers=2, workers=3)
         await farm.submit("noop", frames=10)
         await farm.quiet()
-        assert not faults(await farm.history())
+        assert not violations(await farm.history())
 
-What is asked by the test itself (admin, samples, the end) goes past the bad network; what it submits does not.
+Administration and sampling by the test bypass the proxies; submissions do not.
 """
 
 import asyncio
@@ -42,8 +42,7 @@ from rota.model.settings.servers import NatsSettings
 from rota.queue import Queue
 from rota.queue.dead_letters import REMOVE_MAX, DeadLetterFilter
 from rota.server.access import ApiKeyStore
-from tests.chaos.pipeline import invariants as kept
-from tests.chaos.pipeline import wal
+from tests.chaos.pipeline import invariants, wal
 from tests.chaos.pipeline.history import COUNTED, Done, End, History, Layer, Run, Submit
 from tests.chaos.pipeline.poison_messages import Poisoner, text_of
 from tests.support.harness import processes
@@ -66,29 +65,29 @@ SELECT j.str_name, j.state, j.reason, j.ends_as, j.dispatch_failures, l.frames, 
         FROM rota.queue_returned r JOIN rota.queue_lanes a ON a.lane_id = r.lane_id WHERE a.queue = l.queue) AS returned
 FROM rota.job j JOIN rota.layer l ON l.pk_job = j.pk_job LIMIT 10""")
 UP = sql("SELECT count(DISTINCT str_name) FROM rota.worker WHERE state = 'up'")
-LIVES = sql("SELECT count(*) FROM rota.worker WHERE state = 'up' AND str_name = $1")
+LIVE_SESSIONS = sql("SELECT count(*) FROM rota.worker WHERE state = 'up' AND str_name = $1")
 LAST = sql("SELECT pg_current_snapshot()::text")
-SOON_S = 0.05
-"""Between two looks of somebody who waits: the looking is not to be the load."""
+POLL_S = 0.05
+"""Poll interval of waits: low enough to be quick, high enough not to load the servers."""
 START_S = 60.0
-"""Everything here must hold on a slow and busy machine, too: a bound is there to end what hangs."""
+"""Generous for slow, busy machines: the bound only ends a hang."""
 
 
 class Actor:
-    """A process of the farm that is started again under the same name."""
+    """A cluster process that can be restarted under the same name."""
 
     def __init__(self, name, words, env, folder):
         self.name = name
         self.folder = folder
         self._words = [sys.executable, "-m", "rota.cli", *words]
         self._env = {**os.environ, **env}
-        self._lives = itertools.count(1)
+        self._starts = itertools.count(1)
         self.process = None
         self.stopped = False
 
     async def start(self, **arm):
-        """`arm` is CRASH_AT and the like."""
-        self.log = self.folder / f"{self.name}.{next(self._lives)}.log"
+        """`arm` holds failpoint variables such as CRASH_AT."""
+        self.log = self.folder / f"{self.name}.{next(self._starts)}.log"
         with self.log.open("wb") as out:
             self.process = await processes.start(self._words, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT)
         return self
@@ -114,8 +113,8 @@ class Actor:
         async with asyncio.timeout(timeout_s):
             return await self.process.wait()
 
-    def said(self):
-        """Everything it ever logged, all lives together."""
+    def all_logs(self):
+        """The logs of all its starts."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob(f"{self.name}.*.log")))
 
 
@@ -130,18 +129,18 @@ class Farm:
         self.submits = []
         self.commits = []
         self.counts = []
-        self.kept = []
+        self.ledger_samples = []
         self.wipes = 0
-        """How often JetStream lost all it had."""
+        """How often JetStream lost all its data."""
         self.reached = Counter()
-        self._made_key = None
-        """What was seen to happen, by the words of metrics."""
+        """Highest seen value of each metric, and outages seen by the sampler."""
+        self._api_key = None
         self.pruned = False
         self._proxy = proxy
         self._linked = links
         self._sampling = None
         self._keys = itertools.count(1)
-        self._watched = False
+        self._records_commits = False
         self._read_until = 0
         self._reading = asyncio.Lock()
 
@@ -168,11 +167,11 @@ class Farm:
         await self.database.close()
 
     async def keep_commits(self):
-        """From now on, for A1, A4 and F1: before anything is booked."""
+        """Record commits for A1, A4 and F1; call it before anything is booked."""
         await wal.begin(self.database, self.stack.servers["postgres"])
         await until(self._answers, what="PostgreSQL after its restart")
         await wal.make(self.database)
-        self._watched = True
+        self._records_commits = True
 
     async def _answers(self):
         try:
@@ -209,7 +208,7 @@ class Farm:
             await self.add_worker(f"worker{number}", slots=slots)
         if servers:
             await self.until_workers(workers)
-        self._sampling = asyncio.create_task(self._sample())
+        self._sampling = asyncio.create_task(self._sample_periodically())
 
     async def add_server(self, name, *, heartbeat_s=2.0, **env):
         port = free_port()
@@ -242,15 +241,15 @@ class Farm:
         return await worker.start()
 
     async def until_workers(self, number, within_s=START_S):
-        async def came():
+        async def all_up():
             return await self.database.value(UP) >= number
 
-        await until(came, within_s=within_s, what=f"{number} workers")
+        await until(all_up, within_s=within_s, what=f"{number} workers")
 
     async def is_lost(self, worker):
-        """Whether servers have given up every life of this worker."""
+        """Whether the servers have declared every session of this worker lost."""
         try:
-            return not await self.database.value(LIVES, worker)
+            return not await self.database.value(LIVE_SESSIONS, worker)
         except PostgresUnavailable:
             return False
 
@@ -268,38 +267,38 @@ class Farm:
     async def submit(
         self, task, *args, show="film", frames=1, ends=("SUCCEEDED",), layer=None, tries=30, gate=None, **more
     ):
-        """One job under a key of its own, asked for until it is answered or `tries` are used up."""
-        asked = Submit(f"k{next(self._keys)}", frames, ends)
-        self.submits.append(asked)
+        """Submit one job under a new key, retrying until it is acknowledged or `tries` are used up."""
+        submit = Submit(f"k{next(self._keys)}", frames, ends)
+        self.submits.append(submit)
         given = {"args": list(args), "kwargs": {}} if args else None
         spec = LayerSpec(task=task, input=given, frames=frames, **(layer or {}))
-        submission = Submission(show=show, layers=(spec,), idempotency_key=asked.key, **more)
+        submission = Submission(show=show, layers=(spec,), idempotency_key=submit.key, **more)
         for _ in range(tries):
             try:
                 (submitted,) = await Submitter(self.submitting, gate=gate).submit([submission])
             except PostgresUnavailable:
                 await asyncio.sleep(0.2)
             else:
-                asked.jobs.append(str(submitted.job))
+                submit.jobs.append(str(submitted.job))
                 return submitted.job
         return None
 
     async def submit_on_bus(self, task, frames=1):
-        """A submission as a message. Once NATS has it, it is as good as acknowledged, unless JetStream is wiped."""
-        asked = Submit(f"bus{next(self._keys)}", frames)
-        self.submits.append(asked)
-        submission = Submission(show="film", layers=(LayerSpec(task=task, frames=frames),), idempotency_key=asked.key)
-        await self.poisoner.publish(SUBMIT_SUBJECT, encode_submission(submission), asked.key)
+        """Submit by message. Once stored by NATS it counts as acknowledged, unless JetStream is wiped."""
+        submit = Submit(f"bus{next(self._keys)}", frames)
+        self.submits.append(submit)
+        submission = Submission(show="film", layers=(LayerSpec(task=task, frames=frames),), idempotency_key=submit.key)
+        await self.poisoner.publish(SUBMIT_SUBJECT, encode_submission(submission), submit.key)
 
     async def quiet(self, within_s=60.0):
-        """Nothing is queued, booked or alive any more."""
+        """Wait until no frame is queued or booked and no job is live."""
 
         async def is_quiet():
             left = await self._left()
             return not any(left.values())
 
         try:
-            await until(is_quiet, within_s=within_s, what="an empty farm", every_s=SOON_S)
+            await until(is_quiet, within_s=within_s, what="an idle cluster", every_s=POLL_S)
         except AssertionError as error:
             stuck = [dict(row.items()) for row in await self.database.rows(STUCK)]
             raise AssertionError(f"{error}: {await self._left()}\n{stuck}") from None
@@ -307,23 +306,23 @@ class Farm:
     async def _left(self):
         return dict((await self.database.row(LEFT)).items())
 
-    async def _sample(self):
-        """Counts by both ways of one snapshot, and what the servers say they have seen."""
+    async def _sample_periodically(self):
+        """Periodically sample counts, ledger and server metrics."""
         for number in itertools.count():
             try:
-                await self.look(number)
+                await self.sample(number)
             except (PostgresUnavailable, OSError):
                 self.reached["postgres away"] += 1
             except RedisUnavailable:
                 self.reached["redis away"] += 1
             await asyncio.sleep(0.25)
 
-    async def look(self, number=0):
+    async def sample(self, number=0):
         counts = await self._counted()
         if counts is not None:
             self.counts.append(counts)
-        self.kept += await kept.look(self.books, self.client)
-        if self._watched and number % 8 == 0:
+        self.ledger_samples += await invariants.sample_ledger(self.books, self.client)
+        if self._records_commits and number % 8 == 0:
             await self._read_commits()
         if number % 4 == 0:
             for server in self.servers:
@@ -331,7 +330,7 @@ class Farm:
                     await self._scrape(server)
 
     async def _counted(self):
-        """Exact counts and a scan of one moment: nothing was committed in between. None if there was no such moment."""
+        """Exact and scanned counts with no commit in between; None if commits kept interfering."""
         for _ in range(5):
             before = await self.database.value(LAST)
             exact = await self.database.rows(EXACT)
@@ -348,10 +347,10 @@ class Farm:
                 self._read_until = at
 
     async def _key(self):
-        if self._made_key is None:
+        if self._api_key is None:
             made = await ApiKeyStore(self.database).create("farm", [GrantSpec(Role.VIEWER)], actor="test")
-            self._made_key = made.plain.text
-        return self._made_key
+            self._api_key = made.plain.text
+        return self._api_key
 
     async def _scrape(self, server):
         try:
@@ -361,11 +360,11 @@ class Farm:
         for line in text.splitlines():
             name, _, number = line.rpartition(" ")
             if name and not line.startswith("#") and "_created" not in name:
-                life = (server.log.name, name)
-                self.reached[life] = max(self.reached[life], float(number))
+                metric = (server.log.name, name)
+                self.reached[metric] = max(self.reached[metric], float(number))
 
     def metric(self, name):
-        """The sum over all lives of all servers, as far as they were seen."""
+        """The sum over all starts of all servers, as far as scraped."""
         return sum(
             value
             for known, value in self.reached.items()
@@ -373,17 +372,17 @@ class Farm:
         )
 
     def logged(self, event):
-        return sum(actor.said().count(f'"{event}"') for actor in (*self.servers, *self.workers))
+        return sum(actor.all_logs().count(f'"{event}"') for actor in (*self.servers, *self.workers))
 
     async def history(self):
-        """All of it. Call it when the farm is quiet: a recount is part of it."""
+        """The complete history. Call it when the cluster is idle: it reconciles the ledger."""
         if self._sampling.done():
             self._sampling.result()
-        books = await self._audit()
-        if self._watched:
+        audit_problems = await self._audit()
+        if self._records_commits:
             await self._read_commits()
-        await self.look(1)
-        letters = await self._letters()
+        await self.sample(1)
+        dead_letters = await self._dead_letters()
         return History(
             submits=self.submits,
             keys={row["key"]: row["pk_job"] for row in await self.database.rows(KEYS)},
@@ -392,33 +391,33 @@ class Farm:
             runs=self.read_runs(),
             commits=self.commits,
             left=await self._left(),
-            books=books,
+            audit_problems=audit_problems,
             counts=self.counts,
-            kept=self.kept,
+            ledger_samples=self.ledger_samples,
             messages=self.poisoner.sent,
             wipes=self.wipes,
-            letters=letters,
+            dead_letters=dead_letters,
             pruned=self.pruned,
         )
 
-    async def _letters(self):
+    async def _dead_letters(self):
         found = await Queue(self.database).dead_letters.find(DeadLetterFilter(kind="message"), most=REMOVE_MAX)
-        return [text_of(letter.payload) for letter in found]
+        return [text_of(dead_letter.payload) for dead_letter in found]
 
     async def _audit(self):
         lines = []
         for show in await self.books.admin.shows():
             if show.managed:
-                await until(lambda s=show: self._recounted(s), within_s=20, what=f"a recount of {show.name}")
+                await until(lambda s=show: self._reconciled(s), within_s=20, what=f"the reconciliation of {show.name}")
             found = await audit(self.books, show)
             if not found.ok:
-                lines.append(f"the books of {show.name} are not in order: {found}")
+                lines.append(f"the ledger of {show.name} is inconsistent: {found}")
             for line in found.lines:
                 if (line.procs, line.redis or Usage()) != (Usage(), Usage()):
                     lines.append(f"{show.name} {line.level} {line.name}: redis {line.redis}, procs {line.procs}")
         return lines
 
-    async def _recounted(self, show):
+    async def _reconciled(self, show):
         try:
             return await reconcile_show(self.books.live, show.id, grace_s=0) is not None
         except RedisUnavailable:
@@ -450,6 +449,6 @@ def _done(row):
 
 
 def _fetch(url, key):
-    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
-    with urllib.request.urlopen(asked, timeout=0.5) as answer:
-        return answer.read().decode()
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=0.5) as response:
+        return response.read().decode()

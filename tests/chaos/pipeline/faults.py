@@ -1,7 +1,7 @@
-"""What befalls a farm, as a list that a seed decides: the same seed, the same list.
+"""Faults injected into a cluster, as a list generated from a seed.
 
-A fault begins, holds for a while and is mended; the next may begin before that, if it befalls something else. In the
-end everything is mended and runs: whether the farm comes to rest from there is what is tested.
+A fault starts, lasts for some time and is repaired; faults of different targets may overlap. In the end everything is
+repaired and running, and the test checks that the cluster becomes idle from there.
 """
 
 import asyncio
@@ -15,109 +15,109 @@ from tests.support.waiting import until
 LINKS = (("server0", "postgres"), ("server0", "redis"), ("server0", "nats"), ("server1", "postgres"))
 LINKS += (("server1", "redis"), ("server1", "nats"), ("worker0", "nats"), ("worker1", "nats"), ("test", "postgres"))
 
-LOST = "until it is lost"
-"""However long that takes: who leads must have heard of the bus again before it may say so."""
+LOST = "until declared lost"
+"""Unbounded, because the leader must be connected to the bus again before it may declare a worker lost."""
 
 
 @dataclass(frozen=True)
-class Befalls:
+class InjectedFault:
     kind: str
-    whom: str
+    target: str
     after_s: float
-    """After the one before it began."""
+    """Measured from the start of the previous fault."""
     hold_s: float
     how: str = ""
 
     def __str__(self):
-        return f"+{self.after_s:.1f}s {self.kind} {self.whom} {self.how} for {self.hold_s:.1f}s"
+        return f"+{self.after_s:.1f}s {self.kind} {self.target} {self.how} for {self.hold_s:.1f}s"
 
 
 def one_of_each(seed):
-    """Every kind once, in an order of the seed: for a short run."""
-    chance = random.Random(seed)
+    """Every kind once, in an order given by the seed: for a short run."""
+    rng = random.Random(seed)
     some = [
-        Befalls("kill", "worker0", 0.5, 0.2),
-        Befalls("kill", "server0", 0.5, 0.2),
-        Befalls("pause", "worker1", 0.5, 0.0, LOST),
-        Befalls("cut", "server1/postgres", 0.5, 1.5, "drop_replies"),
-        Befalls("cut", "server0/nats", 0.5, 1.5, "cut"),
-        Befalls("cut", "server1/redis", 0.5, 1.5, "half_open"),
-        Befalls("flush", "redis", 0.5, 0.0),
-        Befalls("wipe", "nats", 0.5, 0.5),
-        Befalls("restart", "postgres", 0.5, 0.2, "SIGQUIT"),
+        InjectedFault("kill", "worker0", 0.5, 0.2),
+        InjectedFault("kill", "server0", 0.5, 0.2),
+        InjectedFault("pause", "worker1", 0.5, 0.0, LOST),
+        InjectedFault("cut", "server1/postgres", 0.5, 1.5, "drop_replies"),
+        InjectedFault("cut", "server0/nats", 0.5, 1.5, "cut"),
+        InjectedFault("cut", "server1/redis", 0.5, 1.5, "half_open"),
+        InjectedFault("flush", "redis", 0.5, 0.0),
+        InjectedFault("wipe", "nats", 0.5, 0.5),
+        InjectedFault("restart", "postgres", 0.5, 0.2, "SIGQUIT"),
     ]
-    chance.shuffle(some)
+    rng.shuffle(some)
     return some
 
 
 def at_random(seed, seconds):
-    """Whatever comes, for so long: the pauses are longer than leases, and faults overlap."""
-    chance = random.Random(seed)
-    befalls, at = [], 0.0
+    """Random faults for `seconds`: some pauses outlast leases, and faults overlap."""
+    rng = random.Random(seed)
+    faults, at = [], 0.0
     while at < seconds:
-        each = _next(chance)
-        befalls.append(each)
+        each = _random_fault(rng)
+        faults.append(each)
         at += each.after_s
-    return befalls
+    return faults
 
 
-def _next(chance):
-    after_s = chance.uniform(0.5, 6.0)
-    match chance.choices(["kill", "pause", "cut", "flush", "wipe", "restart"], [6, 3, 6, 1, 1, 1])[0]:
+def _random_fault(rng):
+    after_s = rng.uniform(0.5, 6.0)
+    match rng.choices(["kill", "pause", "cut", "flush", "wipe", "restart"], [6, 3, 6, 1, 1, 1])[0]:
         case "kill":
-            whom = chance.choice(["server0", "server1", "worker0", "worker1", "worker2"])
-            return Befalls("kill", whom, after_s, chance.uniform(0.0, 3.0))
+            target = rng.choice(["server0", "server1", "worker0", "worker1", "worker2"])
+            return InjectedFault("kill", target, after_s, rng.uniform(0.0, 3.0))
         case "pause":
-            whom = chance.choice(["server0", "server1", "worker0", "worker1", "worker2"])
-            return Befalls("pause", whom, after_s, chance.choice([0.5, 6.0, 13.0]))
+            target = rng.choice(["server0", "server1", "worker0", "worker1", "worker2"])
+            return InjectedFault("pause", target, after_s, rng.choice([0.5, 6.0, 13.0]))
         case "cut":
-            how = chance.choice(["cut", "half_open", "drop_replies", "reset", "delay"])
-            return Befalls("cut", "/".join(chance.choice(LINKS)), after_s, chance.uniform(0.2, 6.0), how)
+            how = rng.choice(["cut", "half_open", "drop_replies", "reset", "delay"])
+            return InjectedFault("cut", "/".join(rng.choice(LINKS)), after_s, rng.uniform(0.2, 6.0), how)
         case "flush":
-            return Befalls("flush", "redis", after_s, 0.0, chance.choice(["FLUSHALL", "SIGKILL"]))
+            return InjectedFault("flush", "redis", after_s, 0.0, rng.choice(["FLUSHALL", "SIGKILL"]))
         case "wipe":
-            return Befalls("wipe", "nats", after_s, chance.uniform(0.1, 3.0))
-    return Befalls("restart", "postgres", after_s, chance.uniform(0.0, 1.0), chance.choice(["SIGINT", "SIGQUIT"]))
+            return InjectedFault("wipe", "nats", after_s, rng.uniform(0.1, 3.0))
+    return InjectedFault("restart", "postgres", after_s, rng.uniform(0.0, 1.0), rng.choice(["SIGINT", "SIGQUIT"]))
 
 
-class Befaller:
-    """Lets a list of faults befall a farm. One thing is befallen by one fault at a time; the next waits its turn."""
+class FaultInjector:
+    """Injects a list of faults into a cluster, at most one at a time per target."""
 
     def __init__(self, farm):
         self.farm = farm
-        self._turns = {}
+        self._locks = {}
 
-    async def run(self, befalls):
+    async def run(self, faults):
         async with asyncio.TaskGroup() as tasks:
-            for each in befalls:
+            for each in faults:
                 await asyncio.sleep(each.after_s)
-                tasks.create_task(self._one(each))
+                tasks.create_task(self._inject(each))
         for link in self.farm.links.values():
             link.heal()
 
-    async def _one(self, each):
-        async with self._turns.setdefault(each.whom, asyncio.Lock()):
+    async def _inject(self, each):
+        async with self._locks.setdefault(each.target, asyncio.Lock()):
             await getattr(self, f"_{each.kind}")(each)
 
     def _actor(self, name):
         return next(actor for actor in (*self.farm.servers, *self.farm.workers) if actor.name == name)
 
     async def _kill(self, each):
-        actor = self._actor(each.whom)
+        actor = self._actor(each.target)
         await actor.kill()
         await asyncio.sleep(each.hold_s)
         await actor.start()
 
     async def _pause(self, each):
-        actor = self._actor(each.whom)
+        actor = self._actor(each.target)
         actor.send(signal.SIGSTOP)
         if each.how == LOST:
-            await until(lambda: self.farm.is_lost(each.whom), within_s=90, what=f"{each.whom} to be missed")
+            await until(lambda: self.farm.is_lost(each.target), within_s=90, what=f"the loss of {each.target}")
         await asyncio.sleep(each.hold_s)
         actor.send(signal.SIGCONT)
 
     async def _cut(self, each):
-        link = self.farm.links[tuple(each.whom.split("/"))]
+        link = self.farm.links[tuple(each.target.split("/"))]
         if each.how == "reset":
             link.reset()
         elif each.how == "delay":
@@ -127,7 +127,7 @@ class Befaller:
         await asyncio.sleep(each.hold_s)
         link.heal()
         if each.how in ("half_open", "drop_replies"):
-            link.reset()  # what was swallowed is missing in the middle of a connection
+            link.reset()  # dropped bytes have corrupted the open connections
 
     async def _flush(self, each):
         server = self.farm.stack.servers["redis"]

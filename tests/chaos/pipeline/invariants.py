@@ -1,7 +1,7 @@
-"""What Redis counts of managed shows, looked at beside the procs while everything goes on: for A2.
+"""Samples of the Redis ledger of managed shows together with the procs, during a run: for A2.
 
-A token has one row in its life, so a row that is there before Redis is read and after it was there all the while, and
-Redis must have counted it. One transaction reads all of Redis, whether it is seeded among it.
+A token has exactly one row in its lifetime, so a row present before and after Redis is read was present throughout, and
+Redis must have counted it. One MULTI transaction reads all of Redis, including whether it is seeded.
 """
 
 from collections import defaultdict
@@ -9,7 +9,7 @@ from collections import defaultdict
 from rota.accounting.live.script_args import SPAN
 from rota.infra.redis import translate_errors
 from rota.model.units import parse_cores
-from tests.chaos.pipeline.history import Kept
+from tests.chaos.pipeline.history import LedgerSample
 from tests.chaos.pipeline.wal import LEVELS, booked
 from tests.support.queue import sql
 
@@ -19,14 +19,14 @@ ROWS = sql(
 )
 
 
-async def look(books, client):
-    """One `Kept` for each show that Redis books at this moment."""
-    shows = list(await books.managed_shows())
-    before = await _rows(books.database, shows)
-    answers = {show: await _read(client, books.live.keys.show_keys(show), procs) for show, procs in before.items()}
-    after = await _rows(books.database, shows)
+async def sample_ledger(accounting, client):
+    """One `LedgerSample` for each show that is seeded in Redis."""
+    shows = list(await accounting.managed_shows())
+    before = await _rows(accounting.database, shows)
+    answers = {show: await _read(client, accounting.live.keys.show_keys(show), procs) for show, procs in before.items()}
+    after = await _rows(accounting.database, shows)
     return [
-        _kept(procs, {proc.token for proc in after[show]}, answers[show])
+        _ledger_sample(procs, {proc.token for proc in after[show]}, answers[show])
         for show, procs in before.items()
         if answers[show] is not None
     ]
@@ -41,7 +41,7 @@ async def _rows(database, shows):
 
 
 async def _read(client, keys, procs):
-    """Tokens that are there, and cores by key, of one moment; None if Redis did not book the show then."""
+    """Tokens present and cores by key at one moment; None if the show was not seeded in Redis."""
     charged = sorted({key for proc in procs for key in proc.keys})
     pipe = client.pipeline(transaction=True)
     pipe.hmget(keys.show, "fence", "run")
@@ -54,21 +54,21 @@ async def _read(client, keys, procs):
         (fence, run), server, *rest = await pipe.execute()
     if fence is None or run != server["run_id"].encode():
         return None
-    held = {proc.token for proc, there in zip(procs, rest, strict=False) if there}
+    held = {proc.token for proc, present in zip(procs, rest, strict=False) if present}
     return held, dict(zip(charged, rest[len(procs) :], strict=True))
 
 
-def _kept(procs, still, answer):
+def _ledger_sample(procs, still, answer):
     held, counted = answer
     counters = {
         key: parse_cores((cores or b"0").decode())
         for key, cores in counted.items()
         if cores is not None or key[0] not in ("job", "layer")
     }
-    return Kept([proc for proc in procs if proc.token in still], held, counters)
+    return LedgerSample([proc for proc in procs if proc.token in still], held, counters)
 
 
 def _name(key):
-    """What Redis calls it: there a pool or a department is named in the books of each show."""
-    level, thing = key
-    return f"{level}:{thing.rpartition('/')[2]}"
+    """The name in Redis, where pools and departments are named per show."""
+    level, id_ = key
+    return f"{level}:{id_.rpartition('/')[2]}"

@@ -1,6 +1,6 @@
-"""Messages that nobody can read, on every subject that somebody hears, with good ones right behind them.
+"""Undecodable messages on every subject that has a consumer.
 
-What is kept by a stream is noted down for P1: it must be in the dead letters once, unless JetStream was wiped since.
+Those stored by a stream are recorded for P1: each must become one dead letter, unless JetStream was wiped since.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from rota.model.protocol import (
 )
 from tests.chaos.pipeline.history import Message
 
-KEPT = (RESULT_SUBJECT, SUBMIT_SUBJECT, "sys.job.gate")
-TOLD_PAST = (
+STREAM_SUBJECTS = (RESULT_SUBJECT, SUBMIT_SUBJECT, "sys.job.gate")
+CORE_SUBJECTS = (
     CANCEL_SUBJECT,
     RELEASED_SUBJECT,
     HANDSHAKE_SUBJECT,
@@ -33,7 +33,7 @@ TOLD_PAST = (
     LIVENESS_SUBJECT,
     "sys.server.heartbeat",
 )
-LARGE = 500_000
+LARGE_BYTES = 500_000
 
 
 class Poisoner:
@@ -41,17 +41,17 @@ class Poisoner:
         self.sent = []
         self._bus = bus
         self._wipes = wipes
-        """How often JetStream was wiped until now."""
+        """Returns how often JetStream was wiped so far."""
         self._numbers = itertools.count(1)
 
-    async def poison(self, chance):
-        """One message on each subject. An outage keeps some of them from being sent, which is fine."""
-        for subject in KEPT:
+    async def poison(self, rng):
+        """Publish one message on each subject. An outage may prevent some, which is fine."""
+        for subject in STREAM_SUBJECTS:
             text = f"poison {next(self._numbers)} on {subject}"
-            await self.publish(subject, _body(text, chance), text, poison=True)
+            await self.publish(subject, _body(text, rng), text, poison=True)
         try:
-            for subject in TOLD_PAST:
-                await self._bus.publish_core(subject, _body("poison", chance))
+            for subject in CORE_SUBJECTS:
+                await self._bus.publish_core(subject, _body("poison", rng))
         except NatsUnavailable:
             return
 
@@ -66,10 +66,12 @@ class Poisoner:
         message.wipes = wipes
 
 
-def _body(text, chance):
-    """Something that is no message of ours; it ends with its text, which `text_of` finds."""
-    odd = chance.choice([b"\xc1", b"\x91" * 2000, msgspec.msgpack.encode({"show": "film", "layers": 3}), b"x" * LARGE])
-    return odd + b"\0" + text.encode()
+def _body(text, rng):
+    """An invalid message body that ends with its text, which `text_of` extracts."""
+    invalid = rng.choice(
+        [b"\xc1", b"\x91" * 2000, msgspec.msgpack.encode({"show": "film", "layers": 3}), b"x" * LARGE_BYTES]
+    )
+    return invalid + b"\0" + text.encode()
 
 
 def text_of(payload):

@@ -1,7 +1,7 @@
-"""Tasks that write down, themselves, that they ran: one line to begin with, one in the end, in a file per worker.
+"""Tasks that record their own runs: a line at the start and one at the end, in a file per worker.
 
-Loaded by `rota worker tests/chaos/pipeline/tasks.py:app`; RUNS names the directory of the files. A line is written by
-one call to the system, so a process that is killed leaves no half of one.
+Loaded by `rota worker tests/chaos/pipeline/tasks.py:app`; RUNS is the directory of the files. A line is written by one
+system call, so a killed process leaves no partial line.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ async def flaky(fails):
 
 @app.task(name="crunch")
 def crunch(seconds):
-    """In a process of its own."""
+    """A sync task, so it runs in a separate process."""
     note("began")
     time.sleep(seconds)
     note("ended")

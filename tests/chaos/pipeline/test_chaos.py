@@ -1,7 +1,7 @@
-"""The whole pipeline as real processes, two servers and three workers, while everything that can fail does.
+"""The whole pipeline as real processes, two servers and three workers, under injected faults.
 
-A run is replayed by its seed: `SOAK_SEED=7 SOAK_S=600 make soak ARGS="-k pipeline"`, or CHAOS_SEED for the short one.
-What failed is in the message: the list of what befell the farm, and what was found wrong in its history.
+A seed replays a run: `SOAK_SEED=7 SOAK_S=600 make soak ARGS="-k pipeline"`, or CHAOS_SEED for the short run.
+A failure prints the injected faults and the violations found in the history.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ import random
 import pytest
 
 from tests.chaos.pipeline.deployment import Farm
-from tests.chaos.pipeline.faults import Befaller, at_random, one_of_each
-from tests.chaos.pipeline.history import doubles, faults
+from tests.chaos.pipeline.faults import FaultInjector, at_random, one_of_each
+from tests.chaos.pipeline.history import repeated_starts, violations
 
 SEED = int(os.environ.get("CHAOS_SEED", "3"))
 
-ALWAYS = ("a lost worker", "a retry", "an emptied Redis", "a wiped JetStream", "a double run", "a poison message")
-ALWAYS += ("books of Redis beside the procs",)
-"""What even a short run comes to."""
+ALWAYS = ("lost worker", "retry", "flushed Redis", "wiped JetStream", "repeated run", "poison message")
+ALWAYS += ("Redis sample with procs",)
+"""Rare paths that even a short run must reach."""
 
 
 @pytest.fixture
@@ -33,92 +33,92 @@ async def farm(private_stack, tmp_path, proxy):
         yield farm
 
 
-def some_job(farm, chance):
-    """A job of the mix: mostly ones that succeed, and of every other kind some."""
-    show = chance.choice(["film", "film", "short", "plain"])
-    tries = chance.choice([1, 60, 60])
+def submit_random_job(farm, rng):
+    """A random job: most succeed, the others fail, retry, or wait for caps."""
+    show = rng.choice(["film", "film", "short", "plain"])
+    tries = rng.choice([1, 60, 60])
     give = {"show": show, "tries": tries}
-    match chance.randrange(12):
+    match rng.randrange(12):
         case 0:
             return farm.submit("boom", ends=("FAILED",), **give)
         case 1:
             return farm.submit("flaky", 2, layer={"retries": {"most": 3, "first_s": 0.1}}, **give)
         case 2:
-            return farm.submit("value", chance.randrange(100), frames=3, **give)
+            return farm.submit("value", rng.randrange(100), frames=3, **give)
         case 3:
             return farm.submit("crunch", 0.05, frames=2, **give)
         case 4:
             return farm.submit("nap", 0.2, frames=6, max_cores=2, **give)
         case 5 | 6:
-            return farm.submit("nap", chance.choice([0.01, 0.5, 2.0]), frames=chance.randint(1, 8), **give)
+            return farm.submit("nap", rng.choice([0.01, 0.5, 2.0]), frames=rng.randint(1, 8), **give)
         case 7:
-            return farm.submit("noop", frames=chance.randint(20, 200), **give)
+            return farm.submit("noop", frames=rng.randint(20, 200), **give)
         case 8:
-            return poisoned(farm, chance)
+            return submit_poison(farm, rng)
     return farm.submit("noop", **give)
 
 
-async def poisoned(farm, chance):
-    await farm.poisoner.poison(chance)
+async def submit_poison(farm, rng):
+    await farm.poisoner.poison(rng)
     await farm.submit_on_bus("noop", frames=2)
 
 
 async def submit_until(farm, ended, seed, pause_s):
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     async with asyncio.TaskGroup() as tasks:
         while not ended.is_set():
-            tasks.create_task(some_job(farm, chance))
+            tasks.create_task(submit_random_job(farm, rng))
             await asyncio.sleep(pause_s)
 
 
-async def live_through(farm, befalls, seed, *, pause_s=0.15, quiet_s=90.0):
-    """Submit while it befalls the farm, let it come to rest, and look at what has happened."""
+async def run_under_faults(farm, injected, seed, *, pause_s=0.15, idle_s=90.0):
+    """Submit jobs while faults are injected, wait until the cluster is idle, and return the history."""
     ended = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(submit_until(farm, ended, seed, pause_s))
-        await Befaller(farm).run(befalls)
+        await FaultInjector(farm).run(injected)
         ended.set()
     for actor in (*farm.servers, *farm.workers):
-        assert actor.alive, f"{actor.name} ended by itself: {actor.log.read_text()[-2000:]}"
-    await farm.quiet(within_s=quiet_s)
+        assert actor.alive, f"{actor.name} exited unexpectedly: {actor.log.read_text()[-2000:]}"
+    await farm.quiet(within_s=idle_s)
     return await farm.history()
 
 
-def told(befalls, found):
-    return "\n".join([*map(str, found[:20]), "what befell the farm:", *map(str, befalls)])
+def report(injected, found):
+    return "\n".join([*map(str, found[:20]), "injected faults:", *map(str, injected)])
 
 
-@pytest.mark.slow("a farm under faults for a while")
+@pytest.mark.slow("runs a cluster under faults")
 @pytest.mark.timeout(240)
-async def test_nothing_is_lost_doubled_or_over_its_cap_whatever_befalls_the_farm(farm):
-    befalls = one_of_each(SEED)
-    history = await live_through(farm, befalls, SEED)
-    found = faults(history)
-    assert not found, told(befalls, found)
+async def test_pipeline_under_faults_loses_duplicates_and_overbooks_nothing(farm):
+    injected = one_of_each(SEED)
+    history = await run_under_faults(farm, injected, SEED)
+    found = violations(history)
+    assert not found, report(injected, found)
     assert len(history.runs) > 200
-    assert sum(map(len, history.commits)) > 1000, "the order of commits was not seen"
+    assert sum(map(len, history.commits)) > 1000, "the commit order was not recorded"
     for what, reached in reached_by(farm, history).items():
         if what in ALWAYS:
-            assert reached, f"this run never came to {what}"
+            assert reached, f"this run never reached: {what}"
 
 
 def reached_by(farm, history):
-    """The rare paths, and how often they were taken."""
+    """Rare paths and how often the run took them."""
     return {
-        "a retry": sum(end.state == "RETRIED" and end.code != "worker_lost" for end in history.ends),
-        "a lost worker": farm.logged("worker_lost"),
-        "a frame of a lost worker": sum(end.code == "worker_lost" for end in history.ends),
-        "a late report": farm.metric("rota_frames_late"),
-        "a dispatch that was lost": farm.logged("frames_unheld"),
-        "an emptied Redis": farm.logged("show_seeded"),
-        "a wiped JetStream": farm.wipes,
-        "a poison message": len(history.letters),
-        "books of Redis beside the procs": sum(bool(kept.standing) for kept in history.kept),
-        "a consumer made anew": farm.logged("consumer_restored"),
-        "a dead dispatcher's claims": farm.logged("queue_owner_deleted"),
-        "a deposed leader": farm.logged("leader_deposed") + farm.logged("leader_postgres_unavailable"),
-        "a submit without an answer": sum(not submit.jobs for submit in history.submits),
-        "a double run": doubles(history),
+        "retry": sum(end.state == "RETRIED" and end.code != "worker_lost" for end in history.ends),
+        "lost worker": farm.logged("worker_lost"),
+        "frame of a lost worker": sum(end.code == "worker_lost" for end in history.ends),
+        "late report": farm.metric("rota_frames_late"),
+        "lost assignment": farm.logged("frames_unheld"),
+        "flushed Redis": farm.logged("show_seeded"),
+        "wiped JetStream": farm.wipes,
+        "poison message": len(history.dead_letters),
+        "Redis sample with procs": sum(bool(sample.procs) for sample in history.ledger_samples),
+        "restored consumer": farm.logged("consumer_restored"),
+        "claims of a dead dispatcher": farm.logged("queue_owner_deleted"),
+        "deposed leader": farm.logged("leader_deposed") + farm.logged("leader_postgres_unavailable"),
+        "submission without acknowledgement": sum(not submit.jobs for submit in history.submits),
+        "repeated run": repeated_starts(history),
     }
 
 
@@ -126,13 +126,13 @@ def reached_by(farm, history):
 @pytest.mark.timeout(7200)
 async def test_soak_pipeline_under_faults(farm, capsys):
     seconds, seed = float(os.environ.get("SOAK_S", "300")), int(os.environ.get("SOAK_SEED", "1"))
-    befalls = at_random(seed, seconds)
-    history = await live_through(farm, befalls, seed, quiet_s=180)
-    found, reached = faults(history), reached_by(farm, history)
+    injected = at_random(seed, seconds)
+    history = await run_under_faults(farm, injected, seed, idle_s=180)
+    found, reached = violations(history), reached_by(farm, history)
     with capsys.disabled():
         print(
-            f"\nsoak pipeline_under_faults: seed {seed}, {seconds:.0f} s, {len(befalls)} faults, "
+            f"\nsoak pipeline_under_faults: seed {seed}, {seconds:.0f} s, {len(injected)} faults, "
             f"{len(history.submits)} submits, {len(history.runs):,} runs, {len(history.commits):,} commits, {reached}"
         )
-    assert not found, told(befalls, found)
-    assert all(reached.values()), f"this run never came to {[what for what, n in reached.items() if not n]}"
+    assert not found, report(injected, found)
+    assert all(reached.values()), f"this run never reached: {[what for what, n in reached.items() if not n]}"

@@ -1,12 +1,12 @@
-"""What PostgreSQL committed, in its own order, read from its log: a logical slot with `test_decoding`.
+"""PostgreSQL commits in commit order, read from the WAL through a logical slot with `test_decoding`.
 
-Only a slot tells the order of commits; whatever looks at rows sees some of the states between them. `begin` needs a
-server of the test's own, since it turns `wal_level` and so restarts it.
+Only a slot shows the commit order; reading rows shows only some intermediate states. `begin` needs a private server,
+because it changes `wal_level` and restarts it.
 """
 
 import re
 
-from tests.chaos.pipeline.history import Booked, Capped, Claimed, Founded, Freed, Granted, OwnerDied
+from tests.chaos.pipeline.history import Booked, CapSet, Claimed, Granted, LedgerSeeded, OwnerDied, Released
 from tests.support.queue import sql
 
 SLOT = "commits"
@@ -37,7 +37,7 @@ CAPS = {
 
 
 async def begin(database, server):
-    """Keep commits from now on. Restarts the server once."""
+    """Enable logical decoding; restarts the server once."""
     await database.run(sql("ALTER SYSTEM SET wal_level = 'logical'"))
     await server.stop()
     await server.restart()
@@ -48,9 +48,9 @@ async def make(database):
 
 
 async def read(database, managed, after=0):
-    """Commits behind place `after` of the log, as (place, changes); `managed` are the shows whose books Redis keeps.
+    """Commits after log position `after`, as (position, changes); `managed` are the managed shows.
 
-    A server that was killed may have forgotten how far it was read, and tells some of it again.
+    A killed server may lose the confirmed position and return some commits again.
     """
     commits, commit = [], []
     for row in await database.rows(READ):
@@ -68,17 +68,17 @@ def _change(line, managed):
     if not found:
         return None
     table, action, rest = found[1], found[2], found[3]
-    # Of an update that changes its key the old one is told first.
+    # An update that changes its key lists the old key first.
     values = {name: value.strip("'") for name, value in COLUMN.findall(rest.rpartition("new-tuple: ")[2])}
     if action == "DELETE":
-        return Freed(int(values["token"])) if table == "proc" else None
+        return Released(int(values["token"])) if table == "proc" else None
     if table in CAPS:
-        return _capped(table, values)
+        return _cap_set(table, values)
     match table:
         case "proc":
             return booked(values, managed)
         case "show":
-            return Founded(values["pk_show"], int(values["int_founded"]))
+            return LedgerSeeded(values["pk_show"], int(values["int_founded"]))
         case "lease":
             return Granted(values["name"], int(values["fence"]))
         case "queue_owners":
@@ -89,20 +89,20 @@ def _change(line, managed):
 
 
 def booked(values, managed):
-    """A row of `proc`, its columns as text."""
+    """A `proc` row with its columns as text."""
     show = values["pk_show"]
     keys = tuple((level, _key(level, show, values[column])) for level, column in LEVELS.items())
     cores, fence = int(values["int_cores_reserved"]), int(values["int_fence"])
     return Booked(int(values["token"]), show, keys, cores, fence, show in managed)
 
 
-def _capped(table, values):
+def _cap_set(table, values):
     level, column, cap = CAPS[table]
     cores = int(values[cap])
     unlimited = cores <= 0 and table != "subscription"
-    return Capped((level, _key(level, values["pk_show"], values[column])), None if unlimited else cores)
+    return CapSet((level, _key(level, values["pk_show"], values[column])), None if unlimited else cores)
 
 
-def _key(level, show, thing):
-    """Pools and departments are shared: their caps are those of one show there."""
-    return f"{show}/{thing}" if level in ("sub", "point") else thing
+def _key(level, show, id_):
+    """Pools and departments are shared between shows, but their caps are per show."""
+    return f"{show}/{id_}" if level in ("sub", "point") else id_

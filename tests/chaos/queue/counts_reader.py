@@ -1,7 +1,7 @@
-"""Reads exact counts ten times a second and prints how many milliseconds each took, until its input ends.
+"""Reads exact counts ten times a second and prints the duration of each read in ms, until its input ends.
 
-A process of its own, so that the work of others in an event loop is no part of the time. The first line of its input is
-the URL, the second the queue.
+A separate process, so that other work in an event loop does not add to the time. The first input line is the URL, the
+second the queue.
 """
 
 import asyncio

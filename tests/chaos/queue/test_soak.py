@@ -1,8 +1,7 @@
-"""The queue at a fixed rate while a reader keeps old row versions alive half of the time: nothing piles up.
+"""The queue at a fixed rate while a reader holds an old snapshot half of the time: dead rows must not accumulate.
 
-What may be left behind is counted from the statistics of PostgreSQL: a row that was updated or deleted is dead until
-vacuum takes it, and vacuum may not while somebody's snapshot is older. The way of a success leaves no such row; a frame
-that is tried again leaves one, in `deferred_jobs`.
+Dead rows are counted from PostgreSQL statistics: an updated or deleted row is dead until vacuum removes it, which an
+older snapshot prevents. A succeeded frame leaves no dead row; a retried frame leaves one in `deferred_jobs`.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ from tests.support.waiting import until
 QUEUE = "film"
 TICK_S = 0.02
 SLOTS = 60
-"""How often the ring turns in a run, whatever its length."""
+"""Ring rotations per run, independent of its length."""
 RETRIED_OF, FAILED_OF = 200, 1000
 DEAD_MAX, DEAD_PER_SLOT = 150, 20
-"""What upkeep may leave behind while it is pinned: until it knows of the pin, and by opening and pruning a slot."""
+"""Dead rows that maintenance may cause under an old snapshot: before it detects it, and per slot opened and pruned."""
 
 DEAD = sql("""
 SELECT relname, n_dead_tup AS dead FROM pg_stat_user_tables
@@ -36,7 +35,7 @@ CATALOG_DEAD = sql("SELECT n_dead_tup FROM pg_stat_sys_tables WHERE relname = 'p
 
 @dataclass
 class Soak:
-    """What was offered and what came of it. Times are seconds since the start."""
+    """Counters and samples of a run. Times are seconds since the start."""
 
     seconds: float
     rate: int
@@ -70,7 +69,7 @@ class Soak:
         return self.now >= self.seconds
 
     def exact_p99_ms(self, within=None):
-        """Of all reads, or of those in the last quarter of each pin."""
+        """p99 of all reads, or of those that `within(pin, at)` selects."""
         return p99([ms for at, ms in self.reads if within is None or any(within(pin, at) for pin in self.pins)])
 
 
@@ -84,7 +83,7 @@ def p99(numbers):
 
 
 async def _offer(queue, soak):
-    """By the clock: who falls behind has to catch up."""
+    """Enqueue at a fixed rate and catch up after delays."""
     while not soak.over:
         due = int(soak.now * soak.rate)
         if due > soak.offered:
@@ -95,16 +94,16 @@ async def _offer(queue, soak):
 
 
 async def _work(queue, owner, lanes, soak):
-    """Most succeed; some are tried again and a few fail, by the number of their token."""
+    """Complete most frames, retry some and fail a few, selected by token."""
     while True:
         claims = await queue.claim(lanes, 256, owner)
         for claim in claims:
             again = [token for token in claim.tokens if token % RETRIED_OF == 1]
-            broken = [token for token in claim.tokens if token % FAILED_OF == 2]
+            failing = [token for token in claim.tokens if token % FAILED_OF == 2]
             good = [token for token in claim.tokens if token % RETRIED_OF != 1 and token % FAILED_OF != 2]
             completed = await queue.complete(good)
             retried = await queue.retry(again, 0.5)
-            failed = await queue.fail([FrameFailure(token, "exit_1") for token in broken])
+            failed = await queue.fail([FrameFailure(token, "exit_1") for token in failing])
             soak.completed += completed.accepted
             soak.retried += retried.accepted
             soak.failed += failed.accepted
@@ -113,7 +112,7 @@ async def _work(queue, owner, lanes, soak):
 
 
 async def _pin(url, soak):
-    """A reader that stays in its transaction for half of the time, in turns."""
+    """Hold a snapshot in a reader transaction for half of the time, at intervals."""
     turn_s = soak.seconds / (2 * soak.pins_asked)
     reader = await asyncpg.connect(url)
     try:
@@ -121,13 +120,13 @@ async def _pin(url, soak):
             await asyncio.sleep(max(0.0, turn_s * (2 * number) + turn_s / 2 - soak.now))
             async with reader.transaction(isolation="repeatable_read"):
                 await reader.fetch("SELECT * FROM rota.queue_lanes")
-                await _stay(soak, turn_s)
+                await _hold(soak, turn_s)
     finally:
         await reader.close()
 
 
-async def _stay(soak, turn_s):
-    """While pinned, what was tried again since then may be dead, and little more."""
+async def _hold(soak, turn_s):
+    """While the snapshot is held, little more than the frames retried since may be dead rows."""
     first, retried, dead = soak.now, soak.retried, soak.dead_now
     while soak.now < first + turn_s:
         await asyncio.sleep(min(1.0, first + turn_s - soak.now))
@@ -159,8 +158,8 @@ async def _run(url, spawn, *, seconds, rate, pins):
     lanes = [row["lane_id"] for row in rows]
     supervisor = Supervisor()
     soak = Soak(seconds, rate, pins)
-    upkeep = QueueMaintenance(queue, leases, _never_booked, MaintenanceIntervals(slot_age_s=soak.slot_s))
-    supervisor.add(Service("queue_upkeep", upkeep.run))
+    maintenance = QueueMaintenance(queue, leases, _never_booked, MaintenanceIntervals(slot_age_s=soak.slot_s))
+    supervisor.add(Service("queue_upkeep", maintenance.run))
     owners = []
     for number in range(2):
         got = await leases.acquire([f"dispatcher:{number}"], kind="dispatcher", ttl_s=seconds + 600)
@@ -179,7 +178,7 @@ async def _run(url, spawn, *, seconds, rate, pins):
         await asyncio.gather(*watching)
         await reader.say("")
         await reader.wait()
-        await until(lambda: soak.completed + soak.failed == soak.offered, within_s=60, what="every frame's end")
+        await until(lambda: soak.completed + soak.failed == soak.offered, within_s=60, what="the end of all frames")
         for task in working:
             task.cancel()
     counts = await agreed(database)
@@ -193,15 +192,15 @@ async def _never_booked(tokens):
 
 def _check(soak, counts):
     assert (counts["completed"], counts["failed"]) == (soak.completed, soak.failed)
-    assert sum(counts.values()) == soak.offered, "something still waits or runs"
+    assert sum(counts.values()) == soak.offered, "no frame may still wait or run"
     assert len(soak.pins) == soak.pins_asked
-    assert soak.retried > 0, "a run in which nothing was tried again shows less"
+    assert soak.retried > 0, "the run must include retries"
     assert not soak.beyond, soak.beyond[:3]
     assert soak.completed_in_time >= 0.95 * soak.seconds * soak.rate
 
 
-@pytest.mark.slow("measures a while")
-async def test_a_pinned_reader_leaves_few_dead_rows_and_slows_nothing_down(private_stack, spawn):
+@pytest.mark.slow("measures a sustained rate")
+async def test_long_reader_transaction_leaves_few_dead_rows_and_keeps_the_rate(private_stack, spawn):
     stack = await private_stack("postgres")
     soak, counts = await _run(stack.url("postgres"), spawn, seconds=8, rate=1000, pins=1)
     _check(soak, counts)
