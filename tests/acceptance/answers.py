@@ -1,6 +1,6 @@
-"""What each command prints for programs, as types: fields that are missing, new, or of another kind are found.
+"""Types of the JSON output of each command, so that missing, new or changed fields are detected.
 
-Where the engine has a struct for it, that is the type; the others are written down here.
+Where the engine has a struct for the output, that struct is the type; the others are defined here.
 """
 
 from datetime import datetime
@@ -26,7 +26,7 @@ Number = int | float
 
 
 def answer(name, base=(), /, **fields):
-    """A struct of exactly these fields, and of those of the structs in `base`."""
+    """A struct with exactly these fields and those of the structs in `base`."""
     inherited = [_field(field) for of in base for field in msgspec.structs.fields(of)]
     return msgspec.defstruct(name, [*inherited, *fields.items()], forbid_unknown_fields=True, kw_only=True)
 
@@ -35,14 +35,14 @@ def _field(field):
     return (field.name, field.type) if field.required else (field.name, field.type, field.default)
 
 
-def maybe(name, base, /, **fields):
-    """The same as `base`, with fields that may be missing."""
-    given = [(field, type_ | None, None) for field, type_ in fields.items()]
-    return msgspec.defstruct(name, given, bases=(base,), forbid_unknown_fields=True, kw_only=True)
+def with_optional(name, base, /, **fields):
+    """Like `base`, with additional optional fields."""
+    optional = [(field, type_ | None, None) for field, type_ in fields.items()]
+    return msgspec.defstruct(name, optional, bases=(base,), forbid_unknown_fields=True, kw_only=True)
 
 
 Named = answer("Named", id=UUID, name=str)
-Show = maybe("Show", answer("ShowAlone", [Named], managed=bool, fence=int), max_jobs=int)
+Show = with_optional("Show", answer("ShowAlone", [Named], managed=bool, fence=int), max_jobs=int)
 ShowLine = answer("ShowLine", [Show], size=Number, burst=Number, used_cores=Number)
 Share = answer("Share", [Named], size=Number, burst=Number, gpu_burst=int, used_cores=Number, used_gpus=int)
 Caps = answer(
@@ -202,7 +202,7 @@ Storage = answer(
     tables=list[TableSize],
     sessions=list[LongTransaction],
 )
-Act = maybe(
+Act = with_optional(
     "Act",
     answer("ActAlone", action=str, of=str, matched=int, chosen=int, done=int, dry_run=bool),
     jobs=list[dict[str, Any]],
@@ -311,7 +311,7 @@ Backfill = answer("Backfill", agent=str, runs=int, first=datetime, last=datetime
 __all__ = ["DoctorCheck", "JobExplanation", "LocalStatus", "MigrationStatus"]
 
 KeptOutput = answer("KeptOutput", (OutputSummary,))
-KeptOutputShown = maybe(
+KeptOutputShown = with_optional(
     "KeptOutputShown", answer("Shown", (OutputSummary,), checks=list[OutputCheck], artifacts=list[str]), value=Any
 )
 KeptOutputChange = answer("KeptOutputChange", (OutputReviewResult,))

@@ -1,4 +1,4 @@
-"""What a canary sings: tasks that return, leave, print and raise what they are given."""
+"""Tasks that return, store, print and raise their input, so that a canary secret reaches every output channel."""
 
 import os
 

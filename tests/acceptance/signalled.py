@@ -1,4 +1,4 @@
-"""A process with one service, to be sent signals: `python -m tests.acceptance.signalled MODE`."""
+"""A process with one service that tests send signals to: `python -m tests.acceptance.signalled MODE`."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from rota.model.backoff import Backoff
 
 
 async def finish(life):
-    """`drains` ends when asked, `slow` never does, `stuck` not even when cancelled."""
+    """`drains` stops on drain, `slow` only on cancellation, `stuck` never."""
     while True:
         try:
             await life.until_draining()

@@ -1,6 +1,6 @@
-"""A secret in payloads, environments, outputs and errors of a full run: real server, worker and kernel.
+"""A secret in payloads, environments, outputs and errors of a full run with a real server, worker and kernel.
 
-It is read where its owner reads what they gave and what their job wrote, and nowhere else.
+It may appear only where its owner reads job inputs and logs.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.support.queue import sql
 from tests.support.waiting import until
 
 CANARY = "AKIA" + "CANARYBIRDSINGSX"
-SUNG = (CANARY, base64.b64encode(CANARY.encode()).decode().rstrip("="), CANARY.encode().hex(), CANARY[::-1])
+ENCODINGS = (CANARY, base64.b64encode(CANARY.encode()).decode().rstrip("="), CANARY.encode().hex(), CANARY[::-1])
 APP = "tests/acceptance/canary_tasks.py:app"
 POLICY = """
 default_decision: deny
@@ -32,24 +32,24 @@ output_rules:
   - {id: mail, match: {topics: [job.mail], scanners: [secret]}, decision: redact}
   - {id: secrets, match: {scanners: [secret]}, decision: quarantine}
 """
-GIVEN = {"args": [CANARY], "kwargs": {}}
+INPUT = {"args": [CANARY], "kwargs": {}}
 ITEMS = [{"args": [CANARY], "kwargs": {}}, {"args": [f"twice {CANARY}"], "kwargs": {}}]
 ENDED = sql("SELECT count(*) FROM rota.job_done WHERE pk_job = ANY($1::uuid[])")
 SCANS = sql("SELECT count(*) FROM rota.scan")
-WRITTEN = {
+STORED_TEXT = {
     "audit": "SELECT string_agg(a::text, ' ') FROM rota.audit a",
     "dead letters": "SELECT string_agg(concat_ws(' ', reason, cause, error), ' ') FROM rota.dlq_entries",
     "failed frames": "SELECT string_agg(concat_ws(' ', reason, error), ' ') FROM rota.done_entries",
     "errors and checks": "SELECT string_agg(concat_ws(' ', code, error, checks), ' ') FROM rota.frame_end",
     "kept outputs": "SELECT string_agg(concat_ws(' ', o.rule, o.reason, o.meta::text), ' ') FROM rota.output o",
     "states": "SELECT string_agg(concat_ws(' ', reason, history), ' ') FROM rota.job_done",
-    "words": "SELECT string_agg(told::text, ' ') FROM rota.policy_word",
+    "policy decisions": "SELECT string_agg(told::text, ' ') FROM rota.policy_word",
     "approvals": "SELECT string_agg(concat_ws(' ', title, reason, rule), ' ') FROM rota.approval",
 }
 
 
 def layer(task, **more):
-    return {"task": task, "input": GIVEN, **more}
+    return {"task": task, "input": INPUT, **more}
 
 
 JOBS = [
@@ -85,8 +85,8 @@ async def farm(private_stack, tmp_path, proxy):
         env["ROTA_SAFETY_KERNEL_HEALTH_PORT"] = str(free_port())
         kernel = await Actor("kernel", ["kernel"], env, tmp_path).start()
         farm.servers.append(kernel)
-        asks = {"ROTA_SAFETY_KERNEL_ADDR": f"127.0.0.1:{port}", "OUTPUT_POLICY_ENABLED": "true"}
-        farm.server = await farm.add_server("server", ROTA_OUTPUT_POLICY_FAIL_MODE="closed", **asks)
+        settings = {"ROTA_SAFETY_KERNEL_ADDR": f"127.0.0.1:{port}", "OUTPUT_POLICY_ENABLED": "true"}
+        farm.server = await farm.add_server("server", ROTA_OUTPUT_POLICY_FAIL_MODE="closed", **settings)
         await farm.add_worker("worker", app=APP, ROTA_WORKER_METRICS_PORT=str(free_port()))
         await farm.until_workers(1)
         yield farm
@@ -110,25 +110,25 @@ async def is_up(client):
         return False
 
 
-async def heard(client, told):
-    """The stream of events, from before the first job on."""
+async def read_events(client, received):
+    """Append the event stream to `received`, starting before the first job."""
     async with client.stream("GET", "/api/v1/events", timeout=None) as stream:
-        told.append(str(stream.status_code))
+        received.append(str(stream.status_code))
         async for text in stream.aiter_text():
-            told.append(text)
+            received.append(text)
 
 
 @pytest.fixture
 async def events(client):
-    told: list[str] = []
-    listening = asyncio.create_task(heard(client, told))
-    await until(lambda: told, what="the stream of events")
-    yield told
-    listening.cancel()
-    await asyncio.wait([listening])
+    received: list[str] = []
+    reading = asyncio.create_task(read_events(client, received))
+    await until(lambda: received, what="the event stream")
+    yield received
+    reading.cancel()
+    await asyncio.wait([reading])
 
 
-async def test_a_secret_of_jobs_is_sung_nowhere(farm, client, events):
+async def test_secret_in_job_data_appears_only_where_its_owner_reads_it(farm, client, events):
     api = "/api/v1"
     answers = [await client.post(f"{api}/jobs", json={"show": "film", **each}) for each in JOBS]
     assert [answer.status_code for answer in answers] == [201] * len(JOBS), [answer.text for answer in answers]
@@ -138,12 +138,12 @@ async def test_a_secret_of_jobs_is_sung_nowhere(farm, client, events):
         ended = await farm.database.value(ENDED, jobs)
         return ended == len(jobs) - 1 and not await farm.database.value(SCANS)
 
-    await until(all_ended, within_s=60, what="the end of all but the one that is to be approved")
-    sung = {
+    await until(all_ended, within_s=60, what="the end of all jobs except the one that waits for approval")
+    texts = {
         f"refusal {at}": (await client.post(f"{api}/jobs", json={"show": "film", **each})).text
         for at, each in enumerate(BAD)
     }
-    assert all('"status":400' in text for text in sung.values()), sung
+    assert all('"status":400' in text for text in texts.values()), texts
 
     paths = [
         "/jobs",
@@ -161,32 +161,34 @@ async def test_a_secret_of_jobs_is_sung_nowhere(farm, client, events):
     for path in paths:
         answer = await client.get(f"{api}{path}")
         assert answer.status_code == 200, (path, answer.text)
-        sung[path] = answer.text
-    sung["metrics"] = (await client.get("/metrics")).text
-    assert "rota_output_policy_quarantined_total" in sung["metrics"]
-    sung |= {what: await farm.database.value(sql(text)) or "" for what, text in WRITTEN.items()}
-    sung["events"] = "".join(events)
-    assert "job.output_quarantined" in sung["events"]
-    sung |= {path.name: path.read_text(errors="replace") for path in farm.folder.glob("*.log")}
-    assert sung["server.1.log"]
-    assert sung["worker.1.log"]
-    found = {where: text for where, text in sung.items() if any(song in text for song in SUNG)}
-    assert not found, {where: around(text) for where, text in found.items()}
+        texts[path] = answer.text
+    texts["metrics"] = (await client.get("/metrics")).text
+    assert "rota_output_policy_quarantined_total" in texts["metrics"]
+    texts |= {what: await farm.database.value(sql(text)) or "" for what, text in STORED_TEXT.items()}
+    texts["events"] = "".join(events)
+    assert "job.output_quarantined" in texts["events"]
+    texts |= {path.name: path.read_text(errors="replace") for path in farm.folder.glob("*.log")}
+    assert texts["server.1.log"]
+    assert texts["worker.1.log"]
+    found = {where: text for where, text in texts.items() if any(encoding in text for encoding in ENCODINGS)}
+    assert not found, {where: excerpt(text) for where, text in found.items()}
 
     states = [(await client.get(f"{api}/jobs/{job}")).json()["state"] for job in jobs]
     assert states == [
         *("OUTPUT_QUARANTINED", "OUTPUT_QUARANTINED", "SUCCEEDED", "OUTPUT_QUARANTINED", "FAILED", "FAILED", "FAILED"),
         *("FAILED", "FAILED", "FAILED", "FAILED", "DENIED", "APPROVAL_REQUIRED"),
     ]
-    assert CANARY in (await client.get(f"{api}/jobs/{jobs[0]}")).text, "its owner reads what they gave"
+    assert CANARY in (await client.get(f"{api}/jobs/{jobs[0]}")).text, "the owner can read the job input"
     logs = [(await client.get(f"{api}/jobs/{job}/logs")).text for job in (jobs[4], jobs[9])]
-    assert all(CANARY in text for text in logs), "and what their job wrote"
+    assert all(CANARY in text for text in logs), "the owner can read the job logs"
 
 
-def around(text):
-    at = min(text.index(song) for song in SUNG if song in text)
+def excerpt(text):
+    at = min(text.index(encoding) for encoding in ENCODINGS if encoding in text)
     return text[max(0, at - 300) : at + 60]
 
 
-def test_the_canary_is_found_where_it_is():
-    assert any(song in json.dumps({"payload": base64.b64encode(CANARY.encode()).decode()}) for song in SUNG)
+def test_canary_search_finds_a_base64_encoded_secret():
+    assert any(
+        encoding in json.dumps({"payload": base64.b64encode(CANARY.encode()).decode()}) for encoding in ENCODINGS
+    )

@@ -1,4 +1,4 @@
-"""The examples as a person types them: every command of their page, and what it prints but for ids and times."""
+"""Runs every command of examples/README.md and compares its output with the page, except ids and times."""
 
 import os
 import re
@@ -26,11 +26,11 @@ ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIME = re.compile(r"\b[\d.]+ m?s\b")
 
 
-def typed_in(name):
-    """Commands of the section of an example, each with the lines it prints."""
+def documented_commands(name):
+    """Commands in the section of an example, each with its documented output lines."""
     [section] = [part for part in PAGE.split("\n## ") if f"({name}/" in part]
     block = section.partition("```console\n")[2].partition("```")[0]
-    return [(said[0], said[1:]) for said in (part.splitlines() for part in f"\n{block}".split("\n$ ")[1:])]
+    return [(lines[0], lines[1:]) for lines in (part.splitlines() for part in f"\n{block}".split("\n$ ")[1:])]
 
 
 @pytest.fixture
@@ -48,62 +48,65 @@ async def farm(database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypa
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, database_url):
+def cli(monkeypatch, capsys, database_url):
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
     return Terminal(monkeypatch, capsys)
 
 
-class Typist:
-    """Types the lines of a page. Ids and ports are those of the page there, and others here."""
+class CommandRunner:
+    """Runs the commands of a page; replaces the ids and ports of the page by those of this run."""
 
-    def __init__(self, farm, typed, spawn):
+    def __init__(self, farm, cli, spawn):
         self._farm = farm
-        self._typed = typed
+        self._cli = cli
         self._spawn = spawn
-        self._here = {}
+        self._actual = {}
 
-    async def type(self, line):
-        """What it prints, and whether it may end badly."""
-        for there, here in self._here.items():
-            line = line.replace(there, here)
-        first, *words = shlex.split(os.path.expandvars(line))
+    async def run(self, line):
+        """The output of the command; its exit status must match its output."""
+        for documented, actual in self._actual.items():
+            line = line.replace(documented, actual)
+        first, *args = shlex.split(os.path.expandvars(line))
         match first:
-            case "rota" if words[0] in ("up", "worker"):
-                return await self._works(words)
+            case "rota" if args[0] in ("up", "worker"):
+                return await self._start_worker(args)
             case "rota":
-                said = await self._typed(words)
-                ends = {"FAILED after": 1, "TIMEOUT after": 4}
-                assert said.status == next((code for word, code in ends.items() if word in said.out), 0), said.err
-                return said.out
+                result = await self._cli(args)
+                codes = {"FAILED after": 1, "TIMEOUT after": 4}
+                expected = next((code for text, code in codes.items() if text in result.out), 0)
+                assert result.status == expected, result.err
+                return result.out
             case "curl":
-                return await _fetched(words)
+                return await _curl(args)
             case _ if line.endswith("&"):
-                return await self._serves([sys.executable, *(["-m", first] if first != "python3" else []), *words[:-1]])
+                return await self._start_server(
+                    [sys.executable, *(["-m", first] if first != "python3" else []), *args[:-1]]
+                )
             case "python3":
-                return await self._ran([sys.executable, *words])
-        raise AssertionError(f"nobody can type {line}")
+                return await self._run_script([sys.executable, *args])
+        raise AssertionError(f"unsupported command: {line}")
 
-    def met(self, printed, said):
-        """Ids that the page has others for."""
-        self._here |= dict(zip(ID.findall(printed), ID.findall(said), strict=False))
+    def map_ids(self, printed, output):
+        """Map the ids of the page to those of this run."""
+        self._actual |= dict(zip(ID.findall(printed), ID.findall(output), strict=False))
 
-    async def _works(self, words):
-        given = dict(pairwise(words))
-        of = given.get("--app") or (words[-2] if words[0] == "worker" else "")
-        if words[0] == "up" or of:
-            await self._farm.worker(words[0], of=of, slots=4, gpus=int(given.get("--gpus", 0)))
+    async def _start_worker(self, args):
+        options = dict(pairwise(args))
+        of = options.get("--app") or (args[-2] if args[0] == "worker" else "")
+        if args[0] == "up" or of:
+            await self._farm.worker(args[0], of=of, slots=4, gpus=int(options.get("--gpus", 0)))
         return ""
 
-    async def _serves(self, words):
-        port = next(word for word in words if word.isdigit())
-        self._here[f":{port}"] = f":{free_port()}"
-        words = [word if word != port else self._here[f":{port}"][1:] for word in words]
-        await self._spawn(None, argv=words)
-        await until(lambda: _listens(int(self._here[f":{port}"][1:])), within_s=20, what=" ".join(words))
+    async def _start_server(self, args):
+        port = next(word for word in args if word.isdigit())
+        self._actual[f":{port}"] = f":{free_port()}"
+        args = [word if word != port else self._actual[f":{port}"][1:] for word in args]
+        await self._spawn(None, argv=args)
+        await until(lambda: _is_listening(int(self._actual[f":{port}"][1:])), within_s=20, what=" ".join(args))
         return ""
 
-    async def _ran(self, words):
-        process = await self._spawn(None, argv=words)
+    async def _run_script(self, args):
+        process = await self._spawn(None, argv=args)
         out, err = await process.output(), await process.errors()
         assert (await process.wait(), err) == (0, "")
         return out
@@ -114,43 +117,45 @@ def free_port():
         return bound.getsockname()[1]
 
 
-def _listens(port):
+def _is_listening(port):
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def _fetched(words):
-    """As `curl -s URL [-d DATA] [-H HEADER]` does it."""
-    url = next(word for word in words if word.startswith("localhost:"))
-    given = dict(pairwise(words))
-    name, _, value = given.get("-H", "accept: */*").partition(": ")
+async def _curl(args):
+    """Equivalent of `curl -s URL [-d DATA] [-H HEADER]`."""
+    url = next(word for word in args if word.startswith("localhost:"))
+    options = dict(pairwise(args))
+    name, _, value = options.get("-H", "accept: */*").partition(": ")
     async with httpx.AsyncClient(headers={name: value}, timeout=40) as client:
-        answer = await client.request("POST" if "-d" in given else "GET", f"http://{url}", content=given.get("-d"))
-        return answer.text
+        response = await client.request(
+            "POST" if "-d" in options else "GET", f"http://{url}", content=options.get("-d")
+        )
+        return response.text
 
 
-def plain(text):
+def normalized(text):
     lines = rows(text) if isinstance(text, str) else text
     return [" ".join(ID.sub("ID", TIME.sub("TIME", line)).split()) for line in lines]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_an_example_prints_what_its_page_says(farm, typed, spawn, name):
-    *commands, (down, _) = typed_in(name)
+async def test_example_commands_print_the_documented_output(farm, cli, spawn, name):
+    *commands, (down, _) = documented_commands(name)
     assert (commands[0][0].split()[:3], down) == (["rota", "up", "--detach"], "rota down")
-    typist = Typist(farm, typed, spawn)
+    runner = CommandRunner(farm, cli, spawn)
     for line, printed in commands:
-        said = await typist.type(line)
-        assert plain(said) == plain(printed), line
-        typist.met("\n".join(printed), said)
+        output = await runner.run(line)
+        assert normalized(output) == normalized(printed), line
+        runner.map_ids("\n".join(printed), output)
 
 
-def test_every_example_is_on_the_page():
+def test_examples_page_lists_every_example():
     assert NAMES == ["agents", "pipeline", "quickstart", "render", "shop", "sweep", "trip", "web"]
     assert all(f"({name}/" in PAGE for name in NAMES)
 
 
-async def test_a_submission_from_a_file_says_everything(farm, typed, tmp_path):
+async def test_submit_file_rejects_invalid_files_and_extra_options(farm, cli, tmp_path):
     cases = {
         "missing.yaml": (None, "cannot be read"),
         "broken.yaml": ("a: [", "neither YAML nor JSON"),
@@ -159,10 +164,10 @@ async def test_a_submission_from_a_file_says_everything(farm, typed, tmp_path):
         "odd.yaml": (f"layers: [{{task: a, input: {2**70}}}]", "is not a valid submission"),
         "empty.json": ('{"layers": []}', "at least one layer"),
     }
-    for name, (text, word) in cases.items():
+    for name, (text, message) in cases.items():
         if text is not None:
             (tmp_path / name).write_text(text)
-        said = await typed(f"submit --file {name}")
-        assert (said.status, word in said.err) == (2, True), (name, said.err)
-    said = await typed("submit --file examples/sweep/job.yaml --show other")
-    assert (said.status, "excludes a task and all other options" in said.err) == (2, True)
+        result = await cli(f"submit --file {name}")
+        assert (result.status, message in result.err) == (2, True), (name, result.err)
+    result = await cli("submit --file examples/sweep/job.yaml --show other")
+    assert (result.status, "excludes a task and all other options" in result.err) == (2, True)

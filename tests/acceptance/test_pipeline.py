@@ -1,4 +1,4 @@
-"""The pipeline as a person sees it: large layers, shared pools, unplugged workers, caps that change, Ctrl-C."""
+"""The pipeline as users see it: large layers, shared pools, lost workers, changed caps, Ctrl-C."""
 
 import asyncio
 import shutil
@@ -15,8 +15,8 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.jobs.submission import LayerSpec, Submission
 from tests.chaos.pipeline.deployment import STUCK
-from tests.chaos.pipeline.deployment import Farm as Processes
-from tests.chaos.pipeline.history import faults
+from tests.chaos.pipeline.deployment import Farm as ProcessFarm
+from tests.chaos.pipeline.history import violations
 from tests.support.harness.effort import effort
 from tests.support.harness.servers import options_for_tests
 from tests.support.queue import sql
@@ -37,7 +37,7 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 class Peak:
-    """The most that was booked of each show at a time, looked at again and again."""
+    """Peak number of booked cores per show, sampled continuously."""
 
     def __init__(self, database):
         self.cores = {}
@@ -45,14 +45,14 @@ class Peak:
         self._ended = asyncio.Event()
 
     async def __aenter__(self):
-        self._looking = asyncio.create_task(self._look())
+        self._sampling = asyncio.create_task(self._sample())
         return self
 
     async def __aexit__(self, *_failure):
         self._ended.set()
-        await self._looking
+        await self._sampling
 
-    async def _look(self):
+    async def _sample(self):
         while not self._ended.is_set():
             for row in await self._database.rows(CORES):
                 self.cores[row["show"]] = max(self.cores.get(row["show"], 0), row["cores"])
@@ -62,7 +62,7 @@ class Peak:
 FRAMES = effort(2_000, 10_000)
 
 
-async def test_thousands_of_frames_under_a_cap(farm):
+async def test_thousands_of_frames_complete_within_the_burst_cap(farm):
     await farm.show(burst=50)
     await farm.worker(slots=400)
     async with Peak(farm.database) as peak:
@@ -75,25 +75,25 @@ async def test_thousands_of_frames_under_a_cap(farm):
     assert 0 < most <= 5000
 
 
-async def test_two_shows_share_a_pool_and_neither_passes_its_cap(farm):
+async def test_two_shows_share_a_pool_within_their_caps(farm):
     await farm.show("film", size=30, burst=40)
     await farm.show("short", size=10, burst=15)
     gate = hanging("x")
     jobs = [await farm.submit("hang", "x", show=show, frames=60) for show in ("film", "short")]
-    board = farm.replica.engine.dispatcher.pending_queues
-    await until(lambda: board.shows_waiting() == 2, what="both shows waiting")
+    pending_queues = farm.replica.engine.dispatcher.pending_queues
+    await until(lambda: pending_queues.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=40)
     await farm.running("x", 40)
     shows = {str(show.id): show.name for show in await farm.books.admin.shows()}
-    held = {shows[row["show"]]: row["cores"] for row in await farm.database.rows(CORES)}
-    assert held == {"film": 3000, "short": 1000}, "each has what it was promised"
+    used = {shows[row["show"]]: row["cores"] for row in await farm.database.rows(CORES)}
+    assert used == {"film": 3000, "short": 1000}, "each show gets its subscription size"
     async with Peak(farm.database) as peak:
         gate.set()
         assert [await farm.ended(job) for job in jobs] == ["SUCCEEDED", "SUCCEEDED"]
     assert all(cores <= {"film": 4000, "short": 1500}[shows[show]] for show, cores in peak.cores.items())
 
 
-async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_moment(farm):
+async def test_raised_cap_starts_waiting_frames_within_two_seconds(farm):
     await farm.show(burst=1)
     await farm.worker(slots=20)
     gate = hanging("x")
@@ -101,7 +101,7 @@ async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_mom
     await farm.running("x", 1)
     await until(
         lambda: farm.replica.engine.dispatcher.pending_queues.frames_by_reason().get("quota_subscription"),
-        what="a reason",
+        what="a wait reason",
     )
     began = time.monotonic()
     await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))
@@ -111,20 +111,20 @@ async def test_a_cap_that_is_raised_while_frames_wait_lets_them_run_within_a_mom
     assert await farm.ended(job) == "SUCCEEDED"
 
 
-async def test_a_submit_in_a_transaction_that_is_rolled_back_leaves_nothing(farm, database_url):
+async def test_submission_in_a_rolled_back_transaction_leaves_no_rows(farm, database_url):
     await farm.show()
     await farm.worker()
-    await farm.ended(await farm.submit("noop", frames=3))  # its queue is made for good by the first job
+    await farm.ended(await farm.submit("noop", frames=3))  # the first job creates the queue permanently
     before = await farm.database.value(WRITTEN)
     submission = Submission(
         show="film", layers=(LayerSpec(task="note", frames=7),), idempotency_key="once", max_cores=1
     )
     connection = await asyncpg.connect(database_url)
     try:
-        undone = connection.transaction()
-        await undone.start()
+        transaction = connection.transaction()
+        await transaction.start()
         (submitted,) = await farm.submitter.submit_on(connection, [submission])
-        await undone.rollback()
+        await transaction.rollback()
         assert await farm.database.value(WRITTEN) == before
         async with connection.transaction():
             (again,) = await farm.submitter.submit_on(connection, [submission])
@@ -136,32 +136,32 @@ async def test_a_submit_in_a_transaction_that_is_rolled_back_leaves_nothing(farm
     assert sorted(seen["note"]) == [(frame, 1) for frame in range(7)]
 
 
-async def test_a_worker_that_is_unplugged_loses_its_frames_to_another_within_seconds(private_stack, tmp_path, proxy):
+async def test_killed_worker_frames_restart_on_another_worker_within_seconds(private_stack, tmp_path, proxy):
     stack = await private_stack("postgres", "redis", "nats")
-    async with Processes(stack, tmp_path, proxy, links=False) as farm:
+    async with ProcessFarm(stack, tmp_path, proxy, links=False) as farm:
         await farm.show("film")
         await farm.start(servers=1, workers=2, slots=4)
         await farm.submit("nap", 4, frames=8)
         await until(lambda: len(farm.read_runs()) == 8, within_s=15, what="all frames running")
-        unplugged = farm.workers[0]
-        lost = {run.frame for run in farm.read_runs() if run.worker == unplugged.name}
+        killed = farm.workers[0]
+        lost = {run.frame for run in farm.read_runs() if run.worker == killed.name}
         assert lost
-        await unplugged.kill()
+        await killed.kill()
         at = time.monotonic()
         await farm.add_worker("spare", slots=8)
 
-        def elsewhere():
+        def restarted():
             return {run.frame for run in farm.read_runs() if run.frame in lost and run.attempt > 1} == lost
 
-        await until(elsewhere, within_s=20, what="its frames elsewhere")
-        again_s = max(run.began for run in farm.read_runs() if run.attempt > 1) - at
+        await until(restarted, within_s=20, what="its frames on another worker")
+        restart_s = max(run.began for run in farm.read_runs() if run.attempt > 1) - at
         await farm.quiet(within_s=30)
-        assert not faults(await farm.history())
-        assert again_s <= 8, f"they began again after {again_s:.1f} s"
+        assert not violations(await farm.history())
+        assert restart_s <= 8, f"frames restarted after {restart_s:.1f} s"
 
 
 class Up:
-    """`rota up` in a directory of its own, and workers beside it."""
+    """`rota up` and separate workers in a private directory."""
 
     def __init__(self, spawn, folder, made_data):
         self.spawn = spawn
@@ -181,30 +181,30 @@ class Up:
             **bins,
         }
 
-    async def start(self, *words):
-        return await self.spawn(None, argv=[sys.executable, "-m", "rota.cli", *words], env=self.env, fork=False)
+    async def start(self, *args):
+        return await self.spawn(None, argv=[sys.executable, "-m", "rota.cli", *args], env=self.env, fork=False)
 
     async def ready(self, process):
         assert "Rota is up" in await process.line(60)
         return msgspec.json.decode((self.data / "up.json").read_bytes())["urls"]["postgres"]
 
-    def left(self):
-        """Processes that still know of this directory."""
+    def remaining_processes(self):
+        """Live processes that refer to this data directory."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
                 dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
             except OSError:
                 continue
-            if str(self.data).encode() in told and not dead:
-                found.append((folder.name, told[:80]))
+            if str(self.data).encode() in text and not dead:
+                found.append((folder.name, text[:80]))
         return found
 
 
-@pytest.mark.slow("four starts of a whole installation, one after the other")
+@pytest.mark.slow("starts a full installation four times in sequence")
 @pytest.mark.timeout(180)
-async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tmp_path, made_data):
+async def test_ctrl_c_at_any_time_leaves_no_process_and_loses_no_job(spawn, tmp_path, made_data):
     rota = Up(spawn, tmp_path, made_data)
     jobs = []
     for moment_s in (0.1, 0.9, None):
@@ -212,14 +212,14 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
         if moment_s is None:
             jobs += await _submit(await rota.ready(up))
             worker = await rota.start("worker", "tests/chaos/pipeline/tasks.py:app", "--slots", "2", "--cores", "2")
-            await until(lambda: list(rota.runs.iterdir()), within_s=30, what="a frame that runs")
+            await until(lambda: list(rota.runs.iterdir()), within_s=30, what="a running frame")
             worker.send(signal.SIGINT)
             assert await worker.wait(20) == 0
         else:
-            await asyncio.sleep(moment_s)  # the moment is what is tested
+            await asyncio.sleep(moment_s)  # the point of interruption is what is tested
         up.send(signal.SIGINT)
         assert await up.wait(40) in (0, 130, -signal.SIGINT)
-        await until(lambda: not rota.left(), within_s=10, what=f"no process left ({moment_s})")
+        await until(lambda: not rota.remaining_processes(), within_s=10, what=f"no process left ({moment_s})")
 
     up = await rota.start("up", "--no-worker")
     url = await rota.ready(up)
@@ -232,7 +232,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
             return [row["state"] for row in await database.rows(states, jobs)] == ["SUCCEEDED"] * len(jobs)
 
         try:
-            await until(ended, within_s=60, what="the end of every job")
+            await until(ended, within_s=60, what="the end of all jobs")
         except AssertionError as error:
             stuck = [dict(row.items()) for row in await database.rows(STUCK)]
             raise AssertionError(f"{error}\n{stuck}") from None
@@ -241,7 +241,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_loses_no_job(spawn, tm
     for process in (worker, up):
         process.send(signal.SIGINT)
         assert await process.wait(40) == 0
-    await until(lambda: not rota.left(), within_s=10, what="no process left")
+    await until(lambda: not rota.remaining_processes(), within_s=10, what="no process left")
 
 
 async def _submit(url):

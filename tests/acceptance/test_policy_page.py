@@ -1,4 +1,4 @@
-"""docs/howto/policy.md: its files are written, its commands typed, and what they print compared."""
+"""docs/howto/policy.md: writes its files, runs its commands and compares their output with the page."""
 
 import re
 from pathlib import Path
@@ -11,28 +11,30 @@ from tests.support.commands import Terminal
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "policy.md").read_text()
 FILES = re.findall(r"```yaml\n# ([\w.]+)\n(.*?)```", PAGE, re.DOTALL)
 FRAGMENTS = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if not text.startswith("# ")]
-TYPED = re.findall(r"```console\n\$ rota (.*?)\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"```console\n\$ rota (.*?)\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
+def cli(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES:
         Path(name).write_text(f"# {name}\n{text}")
     return Terminal(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(("line", "printed"), TYPED)
-async def test_what_the_page_types_prints_what_it_says(typed, line, printed):
-    said = await typed(line)
+@pytest.mark.parametrize(("line", "printed"), COMMANDS)
+async def test_policy_page_commands_print_the_documented_output(cli, line, printed):
+    result = await cli(line)
     expected = printed.replace("SNAPSHOT", snapshot_id(Path("policy.yaml").read_text()))
-    assert [row.split() for row in (said.out + said.err).splitlines()] == [row.split() for row in expected.splitlines()]
+    assert [row.split() for row in (result.out + result.err).splitlines()] == [
+        row.split() for row in expected.splitlines()
+    ]
 
 
 @pytest.mark.parametrize("text", FRAGMENTS)
-def test_what_the_page_shows_is_a_policy(text):
+def test_policy_page_fragments_parse_as_policies(text):
     assert parse(text).rules.ordered
 
 
-def test_the_page_has_files_commands_and_fragments():
-    assert (len(FILES), len(TYPED), len(FRAGMENTS)) == (4, 4, 1)
+def test_policy_page_has_the_expected_number_of_blocks():
+    assert (len(FILES), len(COMMANDS), len(FRAGMENTS)) == (4, 4, 1)

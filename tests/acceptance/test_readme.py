@@ -1,4 +1,4 @@
-"""The quick start of the README as it is typed: in a new directory, with an empty home, on nothing that was there."""
+"""The README quick start in a new directory with an empty home directory."""
 
 import asyncio
 import os
@@ -21,40 +21,40 @@ def block(kind):
     return QUICK.partition(f"```{kind}\n")[2].partition("```")[0]
 
 
-def same(text):
+def normalized(text):
     return [DIFFERS.sub("*", line) for line in text.splitlines()]
 
 
-@pytest.mark.slow("a start of a whole installation")
+@pytest.mark.slow("starts a full installation")
 @pytest.mark.timeout(120)
-async def test_the_quick_start_prints_what_it_says(tmp_path):
-    setup, _, typed = block("sh").partition("\n")
-    assert setup.startswith("make setup && . .venv/bin/activate"), "which is what these tests themselves run in"
+async def test_quick_start_in_a_new_directory_prints_the_documented_output(tmp_path):
+    setup, _, commands = block("sh").partition("\n")
+    assert setup.startswith("make setup && . .venv/bin/activate"), "these tests already run in that environment"
     home, folder = tmp_path / "home", tmp_path / "shots"
     home.mkdir()
     folder.mkdir()
     bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(tmp_path).bins.items()}
-    kept = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(home),
-        "ROTA_LISTEN_PORT": "0",  # the port of the page may be taken here
+        "ROTA_LISTEN_PORT": "0",  # the documented port may be in use here
         **bins,
-        **kept,
+        **inherited,
     }
     shell = await asyncio.create_subprocess_exec(
         "bash",
         "-c",
-        f"trap 'rota down >/dev/null 2>&1' EXIT\n{typed}",
+        f"trap 'rota down >/dev/null 2>&1' EXIT\n{commands}",
         cwd=folder,
         env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,  # a terminal shows both
     )
     printed, _ = await shell.communicate()
-    assert same(printed.decode()) == same(block("console"))
+    assert normalized(printed.decode()) == normalized(block("console"))
     assert list(home.iterdir()) == []
 
 
-def test_the_quick_start_is_about_twenty_lines():
+def test_quick_start_has_about_twenty_lines():
     assert 15 <= len(block("sh").splitlines()) <= 22

@@ -1,6 +1,6 @@
-"""Types from the task to its result: code that is right passes the type checker, code that is wrong does not.
+"""SDK types from task to result: the type checker accepts correct code and rejects wrong code.
 
-A line that must not pass says with which error, as in `# wrong: arg-type`; any other error fails the test.
+A line that must be rejected names the expected error, as in `# wrong: arg-type`; any other error fails the test.
 """
 
 import os
@@ -158,12 +158,12 @@ def wrong_without_a_loop() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_the_type_checker_follows_a_task_to_its_result(tmp_path):
+def test_type_checker_accepts_correct_and_rejects_wrong_sdk_calls(tmp_path):
     snippet = tmp_path / "snippet.py"
     snippet.write_text(HEAD + RIGHT + WRONG)
-    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(snippet)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(snippet)]
     environment = os.environ | {"MYPYPATH": str(ROOT / "src")}
-    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
     lines = snippet.read_text().splitlines()
     expected = {
         (at, code)
@@ -171,6 +171,6 @@ def test_the_type_checker_follows_a_task_to_its_result(tmp_path):
         if "# wrong: " in line
         for code in line.rpartition("# wrong: ")[2].split(", ")
     }
-    told = [match for match in map(ERROR.match, ended.stdout.splitlines()) if match]
-    found = {(int(match[1]), match[3]) for match in told}
+    errors = [match for match in map(ERROR.match, ended.stdout.splitlines()) if match]
+    found = {(int(match[1]), match[3]) for match in errors}
     assert found == expected, ended.stdout + ended.stderr

@@ -1,4 +1,4 @@
-"""How a real process ends: what it prints, what status it leaves, how long it takes."""
+"""Shutdown of a real process on signals: output, exit status and duration."""
 
 import signal
 
@@ -9,7 +9,7 @@ both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT]
 
 
 @both_signals
-async def test_the_first_signal_drains_and_the_process_exits_with_0(spawn, number):
+async def test_first_signal_drains_and_exits_with_0(spawn, number):
     process = await spawn(PROCESS, "drains")
     assert await process.line() == "ready"
     process.send(number)
@@ -19,7 +19,7 @@ async def test_the_first_signal_drains_and_the_process_exits_with_0(spawn, numbe
 
 
 @both_signals
-async def test_the_second_signal_cancels_and_the_status_names_it(spawn, number):
+async def test_second_signal_cancels_and_exits_with_128_plus_signal(spawn, number):
     process = await spawn(PROCESS, "slow", "uvloop")
     assert await process.line() == "ready"
     process.send(signal.SIGTERM)
@@ -29,14 +29,14 @@ async def test_the_second_signal_cancels_and_the_status_names_it(spawn, number):
     assert await process.wait(timeout_s=5) == 128 + number
 
 
-async def test_a_signal_during_the_start_ends_it_clean(spawn):
+async def test_signal_during_startup_exits_with_0(spawn):
     process = await spawn(PROCESS, "starting")
     assert await process.line() == "starting"
     process.send(signal.SIGTERM)
     assert await process.wait(timeout_s=5) == 0
 
 
-async def test_a_body_that_ignores_cancellation_does_not_keep_the_process(spawn):
+async def test_service_ignoring_cancellation_does_not_block_exit(spawn):
     process = await spawn(PROCESS, "stuck")
     assert await process.line() == "ready"
     process.send(signal.SIGTERM)
@@ -46,7 +46,7 @@ async def test_a_body_that_ignores_cancellation_does_not_keep_the_process(spawn)
     assert "services_ignore_cancellation" in await process.errors()
 
 
-async def test_a_service_that_fails_for_good_ends_the_process_with_1_and_its_log_hides_secrets(spawn):
+async def test_permanently_failed_service_exits_with_1_and_redacts_secrets(spawn):
     process = await spawn(PROCESS, "failing")
     assert await process.wait(timeout_s=5) == 1
     errors = await process.errors()
@@ -54,7 +54,7 @@ async def test_a_service_that_fails_for_good_ends_the_process_with_1_and_its_log
     assert "c4nary" not in errors
 
 
-async def test_a_process_that_has_ended_may_be_sent_a_signal(spawn):
+async def test_signal_to_an_exited_process_is_ignored(spawn):
     process = await spawn("this")
     await process.wait()
     process.kill()

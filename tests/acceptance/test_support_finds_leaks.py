@@ -1,11 +1,11 @@
-"""The ground is only worth standing on if it notices what a test leaves behind."""
+"""The test harness must detect resources that a test leaks."""
 
 import os
 import subprocess
 import sys
 
 
-def test_every_kind_of_leak_fails_its_test_and_nothing_else():
+def test_each_leak_fails_only_the_test_that_caused_it():
     done = subprocess.run(
         [
             sys.executable,
@@ -31,8 +31,8 @@ def test_every_kind_of_leak_fails_its_test_and_nothing_else():
         "test_leaves_a_key",
         "test_leaves_a_redis_connection",
         "test_leaves_a_postgres_connection",
-        "test_leaves_a_session_that_nobody_keeps",
+        "test_leaves_an_unpooled_session",
     }, done.stdout
-    for words in ("tasks left behind", "b'stray'", "connections to Redis left open", "to PostgreSQL left behind"):
-        assert words in done.stdout, words
+    for text in ("tasks left behind", "b'stray'", "connections to Redis left open", "to PostgreSQL left behind"):
+        assert text in done.stdout, text
     assert "9 passed, 5 errors" in done.stdout, done.stdout

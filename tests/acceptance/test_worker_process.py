@@ -1,4 +1,4 @@
-"""`rota worker` as a person runs it: signals, what it leaves behind, and what it says when it cannot start."""
+"""`rota worker` as a process: signals, cleanup of child processes, and startup errors."""
 
 import signal
 import socket
@@ -22,27 +22,27 @@ async def server(nats_url, bus_prefix):
 
 @pytest.fixture
 def rota_worker(spawn, nats_url, bus_prefix, server):
-    async def start(*words, app=APP, **env):
+    async def start(*args, app=APP, **env):
         env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_FORMAT": "json", **env}
-        return await spawn("rota.cli", "worker", *([app] if app else []), "--cores", "64", *words, env=env)
+        return await spawn("rota.cli", "worker", *([app] if app else []), "--cores", "64", *args, env=env)
 
     return start
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, nats_url):
+def cli(monkeypatch, capsys, nats_url):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("ROTA_NATS_URL", nats_url)
     yield Terminal(monkeypatch, capsys)
     logs.configure("console", "warning")
 
 
-async def until_known(server):
-    await until(lambda: server.workers and server.beats(), within_s=20, what="its first heartbeat")
+async def until_registered(server):
+    await until(lambda: server.workers and server.beats(), within_s=20, what="the first heartbeat")
 
 
 async def busy(server, process):
-    """A frame of each kind under way; their tokens and the processes they have."""
+    """Start a frame of each kind; returns their tokens and the child processes."""
     tokens = [
         await server.send("waits"),
         await server.send(task("sleeps"), args=[600]),
@@ -53,37 +53,37 @@ async def busy(server, process):
     return tokens, processes_of(process.pid)
 
 
-async def gone(pids):
-    await until(lambda: not any(map(alive, pids)), what="the end of every process")
+async def all_exited(pids):
+    await until(lambda: not any(map(alive, pids)), what="the exit of all processes")
 
 
-async def test_the_options_are_what_it_offers(server, rota_worker):
+async def test_worker_options_appear_in_its_registration(server, rota_worker):
     await rota_worker(
         "--pool", "gpu", "--slots", "7", "--gpus", "2", "--name", "w1", "--label", "rack=b", "--memory", "1GiB"
     )
-    await until_known(server)
-    (hello,) = server.hellos
-    assert (hello.pool, hello.slots, hello.cores, hello.gpus) == ("gpu", 7, 6400, 2)
-    assert (hello.name, hello.labels, hello.memory_mb) == ("w1", {"rack": "b"}, 1024)
+    await until_registered(server)
+    (registration,) = server.hellos
+    assert (registration.pool, registration.slots, registration.cores, registration.gpus) == ("gpu", 7, 6400, 2)
+    assert (registration.name, registration.labels, registration.memory_mb) == ("w1", {"rack": "b"}, 1024)
     beat = server.beats()[-1]
     assert 0 < beat.memory_load <= 100
     assert 0 <= beat.cpu_load <= 100
 
 
-async def test_a_worker_with_a_port_for_it_tells_its_health_and_metrics(server, rota_worker):
+async def test_worker_with_metrics_port_serves_health_and_metrics(server, rota_worker):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     await rota_worker(ROTA_WORKER_METRICS_PORT=str(port))
-    await until_known(server)
-    ready = await until(lambda: _got(port, "/ready"))
+    await until_registered(server)
+    ready = await until(lambda: _get(port, "/ready"))
     assert ready.status_code == 200
-    metrics = await _got(port, "/metrics")
+    metrics = await _get(port, "/metrics")
     assert "rota_worker_frames_total" in metrics.text
-    assert (await _got(port, "/health")).status_code == 200
-    assert (await _got(port, "/api/v1/jobs")).status_code == 404
+    assert (await _get(port, "/health")).status_code == 200
+    assert (await _get(port, "/api/v1/jobs")).status_code == 404
 
 
-async def _got(port, path):
+async def _get(port, path):
     async with httpx.AsyncClient() as client:
         try:
             return await client.get(f"http://127.0.0.1:{port}{path}")
@@ -91,9 +91,9 @@ async def _got(port, path):
             return None
 
 
-async def test_the_first_signal_lets_frames_finish(server, rota_worker):
+async def test_first_signal_drains_running_frames(server, rota_worker):
     process = await rota_worker()
-    await until_known(server)
+    await until_registered(server)
     tokens = [
         await server.send("naps", args=[1.0]),
         await server.send(task("sleeps"), args=[1.0]),
@@ -110,9 +110,9 @@ async def test_the_first_signal_lets_frames_finish(server, rota_worker):
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-async def test_the_second_signal_gives_frames_back_at_once(server, rota_worker, second):
+async def test_second_signal_returns_frames_immediately(server, rota_worker, second):
     process = await rota_worker()
-    await until_known(server)
+    await until_registered(server)
     tokens, children = await busy(server, process)
     process.send(signal.SIGTERM)
     await until(lambda: server.beats()[-1].draining, what="the drain")
@@ -121,23 +121,23 @@ async def test_the_second_signal_gives_frames_back_at_once(server, rota_worker, 
     for token in tokens:
         end = await server.ended(token)
         assert (end.status, end.code) == (AttemptStatus.REFUSED, "worker_stopped")
-    await gone(children)
+    await all_exited(children)
     last = server.beats()[-1]
     assert (last.draining, last.held) == (True, [])
     assert server.twice == []
 
 
-async def test_a_killed_worker_takes_its_processes_along(server, rota_worker):
+async def test_killed_worker_leaves_no_child_processes(server, rota_worker):
     process = await rota_worker()
-    await until_known(server)
+    await until_registered(server)
     _, children = await busy(server, process)
     assert len(children) >= 2
     process.kill()
     await process.wait()
-    await gone(children)
+    await all_exited(children)
 
 
-async def test_ctrl_c_before_any_server_answers_ends_it(spawn, nats_url, bus_prefix):
+async def test_ctrl_c_before_registration_exits_with_0(spawn, nats_url, bus_prefix):
     env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_LEVEL": "debug"}
     process = await spawn("rota.cli", "worker", APP, env=env)
     while b"worker_registration_retrying" not in await process._process.stderr.readline():
@@ -147,9 +147,9 @@ async def test_ctrl_c_before_any_server_answers_ends_it(spawn, nats_url, bus_pre
     assert "Traceback" not in await process.errors()
 
 
-async def test_a_handler_that_ignores_everything_does_not_keep_the_process(server, rota_worker):
+async def test_task_ignoring_cancellation_does_not_block_exit(server, rota_worker):
     process = await rota_worker(ROTA_WORKER_DRAIN_TIMEOUT="200ms")
-    await until_known(server)
+    await until_registered(server)
     token = await server.send(task("deaf_for_ever"))
     await server.began(token)
     process.send(signal.SIGTERM)
@@ -157,15 +157,15 @@ async def test_a_handler_that_ignores_everything_does_not_keep_the_process(serve
     assert (await server.ended(token)).code == "worker_stopped"
 
 
-async def test_a_worker_without_an_app_runs_commands(server, rota_worker):
+async def test_worker_without_an_app_runs_only_commands(server, rota_worker):
     await rota_worker(app="")
-    await until_known(server)
+    await until_registered(server)
     assert await server.run(command("true")) is None
     assert (await server.run("nothing")).code == "unknown_task"
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (["no_such_module:app"], "Cannot import 'no_such_module:app'"),
         (["no/such/file.py"], "There is no file"),
@@ -175,22 +175,22 @@ async def test_a_worker_without_an_app_runs_commands(server, rota_worker):
         ([APP, "--memory", "much"], "not a valid amount of memory"),
     ],
 )
-async def test_bad_words_are_refused_with_a_sentence(typed, words, says):
-    said = await typed(" ".join(["worker", *words]))
-    assert said.status == 2
-    assert says in said.err
-    assert len(said.err.splitlines()) == 1
+async def test_invalid_worker_arguments_print_one_error(cli, args, message):
+    result = await cli(" ".join(["worker", *args]))
+    assert result.status == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
 
 
-async def test_an_app_that_fails_at_import_is_told_in_a_sentence(typed, tmp_path):
+async def test_app_import_error_is_reported_without_secrets(cli, tmp_path):
     (tmp_path / "broken.py").write_text("raise ValueError('password=c4nary')\n")
-    said = await typed(f"worker {tmp_path}/broken.py")
-    assert said.status == 2
-    assert "ValueError" in said.err
-    assert "c4nary" not in said.err
+    result = await cli(f"worker {tmp_path}/broken.py")
+    assert result.status == 2
+    assert "ValueError" in result.err
+    assert "c4nary" not in result.err
 
 
-async def test_a_refused_worker_ends_with_one_sentence(spawn, nats_url, bus_prefix):
+async def test_refused_registration_exits_with_one_error(spawn, nats_url, bus_prefix):
     async with serving(nats_url, bus_prefix, refusal="There is no pool x."):
         env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_LEVEL": "error"}
         process = await spawn("rota.cli", "worker", APP, env=env)
@@ -198,25 +198,25 @@ async def test_a_refused_worker_ends_with_one_sentence(spawn, nats_url, bus_pref
         assert "rota: The server refused this worker: There is no pool x. [setup_failed]" in await process.errors()
 
 
-async def test_without_nats_a_worker_says_what_to_set(typed, tmp_path, monkeypatch):
+async def test_worker_without_nats_names_the_missing_setting(cli, tmp_path, monkeypatch):
     monkeypatch.delenv("ROTA_NATS_URL")
     monkeypatch.setenv("ROTA_LOCAL_DATA_DIR", str(tmp_path))
-    said = await typed("worker")
-    assert said.status == 2
-    assert "set nats.url" in said.err
+    result = await cli("worker")
+    assert result.status == 2
+    assert "set nats.url" in result.err
 
 
-async def test_a_report_whose_reply_was_lost_is_published_again_and_counted_once(server, rota_worker):
+async def test_report_with_lost_reply_is_republished_and_counted_once(server, rota_worker):
     await rota_worker(LOST_REPLY_AT="worker.report")
-    await until_known(server)
+    await until_registered(server)
     assert await server.run("nothing") is None
     assert await server.run("nothing") is None
     assert server.twice == []
 
 
-async def test_a_worker_that_dies_with_an_assignment_in_hand_reports_nothing(server, rota_worker):
+async def test_worker_crash_before_assignment_ack_reports_nothing(server, rota_worker):
     process = await rota_worker(CRASH_AT="worker.taken_before_ack")
-    await until_known(server)
+    await until_registered(server)
     token = await server.send("waits")
     assert await process.wait() == 137
     assert token not in server.ends

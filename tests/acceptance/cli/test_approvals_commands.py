@@ -1,4 +1,4 @@
-"""Approvals as people type about them."""
+"""Approval commands."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.support.workflows import Room
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path, database_url):
+def cli(monkeypatch, capsys, tmp_path, database_url):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
     return Terminal(monkeypatch, capsys)
@@ -28,72 +28,72 @@ async def desk(database):
     return Desk(database)
 
 
-async def test_what_waits_is_listed_shown_exactly_and_approved(typed, desk):
-    assert (await typed("approvals list")).out == "Nothing waits for an approval.\n"
+async def test_pending_approval_is_listed_shown_and_approved(cli, desk):
+    assert (await cli("approvals list")).out == "Nothing waits for an approval.\n"
     [job] = await desk.submit("approval", value={"amount": 7}, principal="sam", env={"TOKEN": "s3cret-value"})
-    listed = (await typed("approvals list")).out
+    listed = (await cli("approvals list")).out
     assert "0 of 1" in listed
     assert "sam" in listed
-    shown = (await typed(f"approvals show {job}")).out
+    shown = (await cli(f"approvals show {job}")).out
     assert "required by rule require_approval of snapshot cafe01: money moves" in shown
     assert '"amount":7' in shown
     assert "s3cret-value" not in shown
-    assert (await typed(f"approvals approve {job} -m fine")).out == (
+    assert (await cli(f"approvals approve {job} -m fine")).out == (
         f"Approved: job {job} continues after another policy decision.\n"
     )
-    assert "Nothing changed" in (await typed(f"approvals approve {job}")).out
-    told = json.loads((await typed(f"approvals show {job} -o json")).out)
-    assert (told["approval"]["state"], told["approval"]["votes"][0]["voter"]) == ("granted", current_actor())
+    assert "Nothing changed" in (await cli(f"approvals approve {job}")).out
+    data = json.loads((await cli(f"approvals show {job} -o json")).out)
+    assert (data["approval"]["state"], data["approval"]["votes"][0]["voter"]) == ("granted", current_actor())
     await desk.go_on(job)
     assert (await desk.state(job))[0] == "SCHEDULED"
-    assert "require_approval" in (await typed(f"job show {job}")).out
+    assert "require_approval" in (await cli(f"job show {job}")).out
 
 
-async def test_what_is_rejected_is_denied_and_says_by_whom(typed, desk):
+async def test_rejected_job_is_denied_and_explain_names_the_voter(cli, desk):
     [job] = await desk.submit("two")
-    assert "1 of 2 have approved" in (await typed(f"approvals approve {job}")).out
+    assert "1 of 2 have approved" in (await cli(f"approvals approve {job}")).out
     [other] = await desk.submit("approval")
-    assert (await typed(f"approvals reject {other} --reason no")).out == f"Rejected: job {other} is denied.\n"
+    assert (await cli(f"approvals reject {other} --reason no")).out == f"Rejected: job {other} is denied.\n"
     assert await desk.state(other) == ("DENIED", "approval_rejected")
-    assert f"rejected by {current_actor()}: no" in (await typed(f"explain {other}")).out
-    assert "rejected" in (await typed("approvals list --state rejected")).out
+    assert f"rejected by {current_actor()}: no" in (await cli(f"explain {other}")).out
+    assert "rejected" in (await cli("approvals list --state rejected")).out
 
 
-async def test_whoever_submitted_it_here_does_not_approve_it_here(typed, desk):
+async def test_submitter_cannot_approve_own_job(cli, desk):
     [job] = await desk.submit("approval", principal=current_actor())
-    ended = await typed(f"approvals approve {job}")
-    assert ended.status != 0
-    assert "cannot approve it" in ended.err
+    result = await cli(f"approvals approve {job}")
+    assert result.status != 0
+    assert "cannot approve it" in result.err
 
 
-async def test_a_step_is_shown_exactly_and_approved(typed, desk, database):
+async def test_approval_step_is_shown_and_approved(cli, desk, database):
     room = Room(database)
     step = StepSpec(id="ok", type="approval", approval=ApprovalSpec(text="Ship ${input.cut}?"), input={"to": "web"})
     run = await room.start(step, given={"cut": 7, "password": "s3cret-value"})
-    assert "step Ship 7?" in (await typed("approvals list")).out
-    shown = (await typed(f"approvals show {run}:ok")).out
+    assert "step Ship 7?" in (await cli("approvals list")).out
+    shown = (await cli(f"approvals show {run}:ok")).out
     assert f"Ship 7?\n  step ok of run {run} (flow, version 1)" in shown
     assert '"to":"web"' in shown
     assert "s3cret-value" not in shown
     assert "required by its workflow" in shown
     assert "started by ann" in shown
-    assert f"`rota approvals show {run}:ok`" in (await typed(f"workflow show {run}")).out
-    assert (await typed(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok continues.\n"
+    assert f"`rota approvals show {run}:ok`" in (await cli(f"workflow show {run}")).out
+    assert (await cli(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok continues.\n"
     await room.advance()
     assert (await room.states())["ok"] == "SUCCEEDED"
     await room.start(given={"cut": 8})
-    assert (await typed(f"approvals reject {room.run}:ok")).out == f"Rejected: step {room.run}:ok is denied.\n"
+    assert (await cli(f"approvals reject {room.run}:ok")).out == f"Rejected: step {room.run}:ok is denied.\n"
 
 
-async def test_what_is_typed_wrong_is_one_sentence(typed, desk):
-    assert "is not a valid state of an approval" in (await typed("approvals list --state odd")).err
-    assert "There is no approval of" in (await typed("approvals show nobody")).err
+async def test_invalid_approval_arguments_print_an_error(cli, desk):
+    assert "is not a valid state of an approval" in (await cli("approvals list --state odd")).err
+    assert "There is no approval of" in (await cli("approvals show nobody")).err
 
 
-async def test_a_denied_job_is_remediated(typed, desk):
-    remedy = Remediation(id="safe", replacement_topic="allow")
-    desk.kernel.said["danger"] = word(PolicyEffect.DENY, "danger", remediations=(remedy,))
+async def test_denied_job_is_remediated_as_a_new_job(cli, desk):
+    remediation = Remediation(id="safe", replacement_topic="allow")
+    desk.kernel.said["danger"] = word(PolicyEffect.DENY, "danger", remediations=(remediation,))
     [job] = await desk.submit("danger")
-    made = json.loads((await typed(f"job remediate {job} -o json")).out)
+    made = json.loads((await cli(f"job remediate {job} -o json")).out)
     assert made["remediation_of"] == str(job)
-    assert "was not denied" in (await typed(f"job remediate {made['job']}")).err
+    assert "was not denied" in (await cli(f"job remediate {made['job']}")).err

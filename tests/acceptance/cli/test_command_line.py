@@ -1,4 +1,4 @@
-"""Rota as a person meets it: the command, its errors, and what is left when it is killed."""
+"""The `rota` command as a process: startup, errors, and cleanup when it is killed."""
 
 import fcntl
 import json
@@ -24,12 +24,12 @@ ROTA = str(Path(sys.executable).with_name("rota"))
 
 @pytest.fixture
 async def rota(spawn, tmp_path, made_data):
-    """Runs `rota …` in a directory of this test's own, on a free port."""
+    """Starts `rota …` in a private directory, on a free port."""
     shutil.copytree(made_data, tmp_path / "data")
     bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(tmp_path).bins.items()}
 
-    async def start(*words, env=None):
-        given = {
+    async def start(*args, env=None):
+        settings = {
             "ROTA_LISTEN_PORT": "0",
             "ROTA_LOCAL_DATA_DIR": str(tmp_path / "data"),
             "COLUMNS": "200",
@@ -37,7 +37,7 @@ async def rota(spawn, tmp_path, made_data):
             **bins,
             **(env or {}),
         }
-        return await spawn(None, argv=[ROTA, *words], env=given)
+        return await spawn(None, argv=[ROTA, *args], env=settings)
 
     return start
 
@@ -56,9 +56,9 @@ async def _up(rota, **more):
 
 
 def _get(url, key=None):
-    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -81,7 +81,7 @@ def _descendants(pid):
     return found
 
 
-async def test_up_serves_until_sigterm_and_leaves_nothing(rota, tmp_path):
+async def test_up_serves_until_sigterm_and_leaves_no_process(rota, tmp_path):
     process, listen = await _up(rota)
     assert _get(f"{listen}/health")[0] == 200
     assert _get(f"{listen}/ready")[0] == 200
@@ -89,36 +89,36 @@ async def test_up_serves_until_sigterm_and_leaves_nothing(rota, tmp_path):
     assert "rota_" in _get(f"{listen}/metrics", key)[1]
     assert [_get(f"{listen}{path}")[0] for path in ("/metrics", "/api/v1/me", "/nothing")] == [401, 401, 401]
     assert _get(f"{listen}/api/v1/me", key)[0] == 200
-    family = _descendants(process.pid)
-    assert len(family) > 3
+    children_pids = _descendants(process.pid)
+    assert len(children_pids) > 3
     process.send(signal.SIGTERM)
     status, _, errors = await _ended(process)
     assert status == 0, errors
-    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in children_pids if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.slow("two starts of a whole installation")
-async def test_killed_up_takes_its_servers_along_and_can_be_started_again(rota):
+@pytest.mark.slow("starts a full installation twice")
+async def test_killed_up_stops_its_servers_and_can_restart(rota):
     process, _ = await _up(rota)
-    family = _descendants(process.pid)
+    children_pids = _descendants(process.pid)
     process.kill()
-    await until(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], within_s=20)
+    await until(lambda: not [pid for pid in children_pids if Path(f"/proc/{pid}").exists()], within_s=20)
     process, listen = await _up(rota)
     assert _get(f"{listen}/ready")[0] == 200
 
 
-async def test_a_server_killed_under_up_comes_back_and_readiness_tells(rota):
+async def test_up_restarts_a_killed_server_and_becomes_ready(rota):
     process, listen = await _up(rota)
-    asked = await rota("status", "--json")
+    request = await rota("status", "--json")
     pid = _server_pid(process.pid, "valkey-server", "redis-server")
     os.kill(pid, signal.SIGKILL)
     await until(
         lambda: _server_pid(process.pid, "valkey-server", "redis-server") not in {None, pid},
         within_s=20,
-        what="a new server",
+        what="a restarted server",
     )
     await until(lambda: _get(f"{listen}/ready")[0] == 200, within_s=20, what="readiness")
-    assert (await _ended(asked))[0] == 0
+    assert (await _ended(request))[0] == 0
 
 
 def _server_pid(parent, *names):
@@ -131,16 +131,16 @@ def _server_pid(parent, *names):
     return None
 
 
-async def test_detached_up_status_and_down(rota):
+async def test_detached_up_reports_status_and_stops_with_down(rota):
     status, out, errors = await _ended(await rota("up", "--detach"), 60)
     assert status == 0, errors
     assert "Rota is up" in out
     status, out, _ = await _ended(await rota("status", "--json"))
-    told = json.loads(out)
+    data = json.loads(out)
     assert status == 0
-    assert told["ok"]
-    assert [server["name"] for server in told["servers"]] == ["postgres", "redis", "nats"]
-    assert "***" in told["servers"][0]["url"]
+    assert data["ok"]
+    assert [server["name"] for server in data["servers"]] == ["postgres", "redis", "nats"]
+    assert "***" in data["servers"][0]["url"]
     status, out, _ = await _ended(await rota("down"))
     assert (status, "has stopped" in out) == (0, True)
     status, out, _ = await _ended(await rota("status"))
@@ -149,7 +149,7 @@ async def test_detached_up_status_and_down(rota):
     assert (status, "is not up" in out) == (0, True)
 
 
-async def test_a_second_up_is_refused_in_one_sentence(rota):
+async def test_second_up_in_the_same_directory_is_refused(rota):
     first, _ = await _up(rota)
     status, _, errors = await _ended(await rota("up"))
     assert status == 1
@@ -158,7 +158,7 @@ async def test_a_second_up_is_refused_in_one_sentence(rota):
     assert "Traceback" not in errors
 
 
-async def test_the_schema_and_the_audit_log_of_a_running_stack_can_be_asked(rota):
+async def test_db_and_audit_commands_work_on_a_running_stack(rota):
     await _up(rota)
     status, out, errors = await _ended(await rota("db", "status", "--json"))
     assert status == 0, errors
@@ -169,18 +169,18 @@ async def test_the_schema_and_the_audit_log_of_a_running_stack_can_be_asked(rota
     assert status == 0, errors
 
 
-async def test_no_password_is_ever_printed_or_logged(rota, tmp_path):
+async def test_passwords_are_neither_printed_nor_logged(rota, tmp_path):
     process, _ = await _up(rota, env={"ROTA_LOG_LEVEL": "debug", "ROTA_LOG_FORMAT": "json"})
     pid = _server_pid(process.pid, "postgres")
     os.kill(pid, signal.SIGKILL)
-    said = [(await _ended(await rota(*words)))[1:] for words in (("status",), ("config", "show"), ("db", "status"))]
+    printed = [(await _ended(await rota(*args)))[1:] for args in (("status",), ("config", "show"), ("db", "status"))]
     process.send(signal.SIGTERM)
-    said.append((await _ended(process))[1:])
+    printed.append((await _ended(process))[1:])
     secrets = [*json.loads((tmp_path / "data" / "credentials.json").read_text()).values()]
     secrets.append((tmp_path / "data" / "api.key").read_text().strip().rpartition("_")[2])
     logged = [path.read_text(errors="replace") for path in (tmp_path / "data" / "log").iterdir()]
     for secret in secrets:
-        assert not [text for text in (*logged, *(part for pair in said for part in pair)) if secret in text]
+        assert not [text for text in (*logged, *(part for pair in printed for part in pair)) if secret in text]
 
 
 BAD = "postgresql://u:hunter2secret@127.0.0.1:1/x"
@@ -200,7 +200,7 @@ BAD = "postgresql://u:hunter2secret@127.0.0.1:1/x"
         ({"ROTA_REDIS_AGENT_MAX_CONCURRENT_AGENTS": "many"}, 2, "redis.agent.max_concurrent_agents is many"),
     ],
 )
-async def test_a_server_that_cannot_run_says_why_in_a_sentence(rota, stack, database_url, env, status, sentence):
+async def test_server_with_bad_configuration_prints_one_error(rota, stack, database_url, env, status, sentence):
     known = {"PG": database_url, "REDIS": stack.redis_url, "NATS": stack.nats_url}
     wrong = {f"{name}-WRONG": _with_wrong_password(url) for name, url in known.items()}
     env = {name: {**known, **wrong}.get(value, value) for name, value in env.items()}
@@ -211,18 +211,18 @@ async def test_a_server_that_cannot_run_says_why_in_a_sentence(rota, stack, data
     assert "hunter2secret" not in errors
 
 
-async def test_a_server_waits_for_servers_that_start_later_than_it(rota, stack, database_url, proxy):
+async def test_server_waits_for_postgres_that_starts_later(rota, stack, database_url, proxy):
     at = urlsplit(database_url)
-    way = await proxy(at.hostname, at.port)
-    way.cut()
+    link = await proxy(at.hostname, at.port)
+    link.cut()
     env = {
-        "ROTA_POSTGRES_URL": way.url(database_url),
+        "ROTA_POSTGRES_URL": link.url(database_url),
         "ROTA_REDIS_URL": stack.redis_url,
         "ROTA_NATS_URL": stack.nats_url,
     }
     server = await rota("server", env=env)
     await server.said("server_connect_retry")
-    way.heal()
+    link.heal()
     await server.said("services_ready")
     server.send(signal.SIGTERM)
     status, _, errors = await _ended(server)
@@ -234,7 +234,7 @@ def _with_wrong_password(url):
     return f"{head.rpartition(':')[0]}:hunter2secret@{tail}"
 
 
-async def test_a_redis_that_evicts_is_refused(rota, stack, database_url, private_redis):
+async def test_redis_with_eviction_policy_is_refused(rota, stack, database_url, private_redis):
     private = await private_redis()
     import redis.asyncio
 
@@ -248,7 +248,7 @@ async def test_a_redis_that_evicts_is_refused(rota, stack, database_url, private
     assert "[evicting_redis]" in errors
 
 
-async def test_a_schema_that_is_missing_is_refused_with_the_command_that_makes_it(rota, stack, empty_database_url):
+async def test_missing_schema_is_refused_with_the_migrate_command(rota, stack, empty_database_url):
     urls = {
         "ROTA_POSTGRES_URL": empty_database_url,
         "ROTA_REDIS_URL": stack.redis_url,
@@ -262,7 +262,7 @@ async def test_a_schema_that_is_missing_is_refused_with_the_command_that_makes_i
     assert "applied" in out
 
 
-async def test_urls_are_used_instead_of_local_servers(rota, stack, database_url, tmp_path):
+async def test_configured_urls_replace_local_servers(rota, stack, database_url, tmp_path):
     urls = {"ROTA_POSTGRES_URL": database_url, "ROTA_REDIS_URL": stack.redis_url, "ROTA_NATS_URL": stack.nats_url}
     process = await rota("up", env={**urls, "ROTA_LOCAL_DATA_DIR": str(tmp_path / "unused")})
     assert "Rota is up" in await process.line(40)
@@ -271,7 +271,7 @@ async def test_urls_are_used_instead_of_local_servers(rota, stack, database_url,
     assert (await _ended(process))[0] == 0
 
 
-async def test_nothing_is_migrated_when_another_server_cannot_be_used(rota, stack, empty_database_url):
+async def test_up_with_unreachable_nats_does_not_migrate(rota, stack, empty_database_url):
     urls = {
         "ROTA_POSTGRES_URL": empty_database_url,
         "ROTA_REDIS_URL": stack.redis_url,
@@ -283,39 +283,39 @@ async def test_nothing_is_migrated_when_another_server_cannot_be_used(rota, stac
     assert {line["state"] for line in json.loads(out)} == {"pending"}
 
 
-async def test_up_goes_on_when_nobody_reads_its_output_any_more(rota):
+async def test_up_continues_when_its_output_is_closed(rota):
     process, _ = await _up(rota)
     process._process.stdout._transport.close()
     process.send(signal.SIGTERM)
     assert await process.wait() == 0
 
 
-def test_down_does_not_signal_a_stranger(tmp_path, monkeypatch):
+def test_down_does_not_signal_an_unrelated_process(tmp_path, monkeypatch):
     from rota.cli.local import up
     from rota.local.datadir import DataDirOwner
     from rota.model.settings import Settings
 
-    stranger = subprocess.Popen(["sleep", "60"])
+    other_process = subprocess.Popen(["sleep", "60"])
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, msgspec.json.encode(DataDirOwner(stranger.pid, started="1")))
+        os.write(lock, msgspec.json.encode(DataDirOwner(other_process.pid, started="1")))
         monkeypatch.setattr(up, "STOP_TIMEOUT_S", 0.2)
         monkeypatch.setattr(up, "data_dir", lambda _settings: tmp_path)
         with pytest.raises(DataDirInUse, match="still in use"):
             up.down(Settings())
-        assert stranger.poll() is None
+        assert other_process.poll() is None
     finally:
         os.close(lock)
-        stranger.kill()
-        stranger.wait()
+        other_process.kill()
+        other_process.wait()
 
 
 @pytest.mark.parametrize(
     "data_dir", ["~nosuchuser/x", "/proc/x/y", "FILE/below", "LOOP/x", "/tmp/" + "n" * 300, "/tmp/x\x07y", "/tmp/x[/y]"]
 )
-@pytest.mark.parametrize("words", [("up",), ("up", "-d"), ("status",), ("down",)])
-def test_a_data_directory_that_cannot_be_used_is_told_in_a_sentence(tmp_path, data_dir, words, capfd, monkeypatch):
+@pytest.mark.parametrize("args", [("up",), ("up", "-d"), ("status",), ("down",)])
+def test_unusable_data_directory_prints_an_error(tmp_path, data_dir, args, capfd, monkeypatch):
     from rota.cli.main import main
 
     (tmp_path / "FILE").touch()
@@ -323,20 +323,20 @@ def test_a_data_directory_that_cannot_be_used_is_told_in_a_sentence(tmp_path, da
     for name in ("FILE", "LOOP"):
         data_dir = data_dir.replace(name, str(tmp_path / name))
     monkeypatch.setenv("ROTA_LOCAL_DATA_DIR", data_dir)
-    monkeypatch.setenv("ROTA_NATS_URL", "nats://127.0.0.1:1")  # nothing can come up, whatever the directory is like
+    monkeypatch.setenv("ROTA_NATS_URL", "nats://127.0.0.1:1")  # startup fails regardless of the directory
     monkeypatch.setenv("ROTA_NATS_CONNECT_TIMEOUT", "100ms")
     monkeypatch.setenv("ROTA_POSTGRES_URL", BAD)
     monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
-    monkeypatch.setattr(sys, "argv", ["rota", *words])
+    monkeypatch.setattr(sys, "argv", ["rota", *args])
     with pytest.raises(SystemExit):
         main()
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err
-    assert "This should not happen" not in said.err
-    assert said.err.count("\n") + said.out.count("\n") >= 1
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.err
+    assert "This should not happen" not in printed.err
+    assert printed.err.count("\n") + printed.out.count("\n") >= 1
 
 
-async def test_a_listening_port_that_is_taken_is_told_in_a_sentence(rota):
+async def test_listening_port_in_use_prints_an_error(rota):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, errors = await _ended(await rota("up", env={"ROTA_LISTEN_PORT": str(port)}))

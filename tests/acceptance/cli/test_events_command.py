@@ -1,4 +1,4 @@
-"""`rota events` against a live farm: followed through a restart of the server, in text and in JSON."""
+"""`rota events` against a running replica: text, JSON, filters and reconnection."""
 
 import asyncio
 import json
@@ -25,15 +25,15 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-async def typed(farm, monkeypatch, capsys, tmp_path):
+async def cli(farm, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROTA_API_URL", farm.replica.listen_url)
     monkeypatch.setenv("ROTA_API_KEY", await farm.key())
     return Terminal(monkeypatch, capsys)
 
 
-class Following:
-    """The command as a process of its own, and its lines."""
+class EventsProcess:
+    """`rota events` as a separate process, with the lines it prints."""
 
     def __init__(self, *words):
         self.words = words
@@ -62,39 +62,42 @@ class Following:
         return self.lines
 
 
-async def _opened(farm, streams=1):
+async def _until_open(farm, streams=1):
     await until(lambda: sum(map(len, streams_of(farm.replica)._open.values())) >= streams, within_s=20)
 
 
-async def test_events_are_printed_as_they_happen_in_lines_and_as_json(farm, typed):
-    teller = farm.replica.engine.event_publisher
-    async with Following("--kind", "job") as text, Following("--kind", "job", "-o", "json", "--show", "film") as asjson:
-        await _opened(farm, 2)
-        teller.emit("job.failed", show="film", jobs=[job(1)], topic="render")
-        teller.emit("job.succeeded", show="other", jobs=[job(2)], topic="render")
-        teller.emit("job.succeeded", show="film", jobs=[job(3)], topic="render")
+async def test_events_are_streamed_as_text_and_as_json(farm, cli):
+    publisher = farm.replica.engine.event_publisher
+    async with (
+        EventsProcess("--kind", "job") as text,
+        EventsProcess("--kind", "job", "-o", "json", "--show", "film") as as_json,
+    ):
+        await _until_open(farm, 2)
+        publisher.emit("job.failed", show="film", jobs=[job(1)], topic="render")
+        publisher.emit("job.succeeded", show="other", jobs=[job(2)], topic="render")
+        publisher.emit("job.succeeded", show="film", jobs=[job(3)], topic="render")
         lines = await text.until(3)
         assert lines[0].split()[1:] == ["job.failed", "film", str(job(1)), "topic=render"]
-        told = [json.loads(line) for line in await asjson.until(2)]
-        assert [event["job"] for event in told] == [str(job(1)), str(job(3))]
-        assert set(told[0]) == set(Event.__struct_fields__)
+        events = [json.loads(line) for line in await as_json.until(2)]
+        assert [event["job"] for event in events] == [str(job(1)), str(job(3))]
+        assert set(events[0]) == set(Event.__struct_fields__)
 
 
-async def test_one_run_of_a_workflow_is_followed_by_its_id(farm, typed):
-    teller = farm.replica.engine.event_publisher
-    async with Following("--run", str(job(8)), "--kind", "run.step,run.ended") as following:
-        await _opened(farm)
+async def test_events_of_one_workflow_run_are_filtered_by_run_id(farm, cli):
+    publisher = farm.replica.engine.event_publisher
+    async with EventsProcess("--run", str(job(8)), "--kind", "run.step,run.ended") as following:
+        await _until_open(farm)
         for kind in ("run.began", "run.step.failed", "run.ended.failed"):
-            teller.emit(kind, show="film", runs=[job(7), job(8)], workflow="trip")
+            publisher.emit(kind, show="film", runs=[job(7), job(8)], workflow="trip")
         lines = [line.split()[1:] for line in await following.until(2)]
         assert lines == [
             [kind, "film", f"run={job(8)}", "workflow=trip"] for kind in ("run.step.failed", "run.ended.failed")
         ]
 
 
-async def test_a_reader_that_leaves_ends_it(farm, typed):
-    async with Following("--kind", "job") as following:
-        await _opened(farm)
+async def test_events_command_exits_when_its_output_is_closed(farm, cli):
+    async with EventsProcess("--kind", "job") as following:
+        await _until_open(farm)
         following.process.stdout._transport.close()
         for number in range(3):
             farm.replica.engine.event_publisher.emit("job.failed", show="film", jobs=[job(number)], topic="t")
@@ -102,33 +105,33 @@ async def test_a_reader_that_leaves_ends_it(farm, typed):
         assert await asyncio.wait_for(following.process.wait(), 10) == 0
 
 
-async def test_bad_input_and_a_bad_key_are_one_sentence(typed, monkeypatch):
-    said = await typed("events --kind job.exploded")
-    assert (said.status, said.err.count("\n")) == (2, 1)
-    assert "'job.exploded' is not a known kind of event: did you mean" in said.err
+async def test_invalid_kind_or_key_prints_one_error(cli, monkeypatch):
+    result = await cli("events --kind job.exploded")
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "'job.exploded' is not a known kind of event: did you mean" in result.err
     monkeypatch.setenv("ROTA_API_KEY", "rota_0000000000_" + "0" * 39)
-    said = await typed("events")
-    assert (said.status, said.err.count("\n")) == (1, 1)
-    assert "[unauthenticated]" in said.err
+    result = await cli("events")
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert "[unauthenticated]" in result.err
 
 
-async def test_it_goes_on_after_every_cut_without_loss_or_double(farm):
-    teller, key = farm.replica.engine.event_publisher, await farm.key()
+async def test_event_stream_resumes_after_cuts_without_loss_or_duplicates(farm):
+    publisher, key = farm.replica.engine.event_publisher, await farm.key()
     streams, seen = streams_of(farm.replica), []
-    wire = HttpClient(lambda: ApiEndpoint(farm.replica.listen_url, key))
+    client = HttpClient(lambda: ApiEndpoint(farm.replica.listen_url, key))
 
     async def follow():
-        async for told in follow_events(
-            wire, events_stream.EVENTS_PATH, {"kind": "job"}, on_unavailable=events_stream._report_unavailable
+        async for events in follow_events(
+            client, events_stream.EVENTS_PATH, {"kind": "job"}, on_unavailable=events_stream._report_unavailable
         ):
-            seen.append(int(json.loads(told.data)["job"].replace("-", ""), 16))
+            seen.append(int(json.loads(events.data)["job"].replace("-", ""), 16))
 
     following = asyncio.create_task(follow())
     try:
         await until(lambda: streams._open)
         for number in range(30):
-            teller.emit("job.failed", show="film", jobs=[job(2 * number), job(2 * number + 1)], topic="t")
-            await teller.publish()
+            publisher.emit("job.failed", show="film", jobs=[job(2 * number), job(2 * number + 1)], topic="t")
+            await publisher.publish()
             if number % 10 == 5:
                 for open_ones in list(streams._open.values()):
                     for stream in tuple(open_ones):
@@ -138,4 +141,4 @@ async def test_it_goes_on_after_every_cut_without_loss_or_double(farm):
     finally:
         following.cancel()
         await asyncio.wait([following])
-        await wire.close()
+        await client.close()

@@ -1,4 +1,4 @@
-"""Every command once in text and once in JSON, on a farm that runs; what is for programs is held against its type."""
+"""Every command once in text and once in JSON on a running installation; the JSON must match its type."""
 
 import json
 import re
@@ -23,15 +23,15 @@ from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
 
-ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
-"""Those that have a process, or an API, and a test of their own."""
+TESTED_ELSEWHERE = {"up", "down", "server", "kernel", "worker", "demo", "events"}
+"""Commands that run a process or need an API, and have tests of their own."""
 FAILED = sql("SELECT count(*) FROM rota.done_entries")
 LOGGED = sql("SELECT count(*) FROM rota.frame_log")
 RUN_ENDED = sql("SELECT ts_ended IS NOT NULL FROM rota.workflow_run WHERE pk_run = $1::uuid")
-PEOPLE = sql("SELECT count(*) = 4 FROM rota.approval")
+FOUR_APPROVALS = sql("SELECT count(*) = 4 FROM rota.approval")
 
-# Lines in text and in JSON, and what the latter is. `{name}` is something that was made before.
-BOOKS = [
+# The command line for text, the one for JSON, and the type of the JSON. `{name}` refers to an object created before.
+QUOTA = [
     ("config show", "config show", list[a.Setting]),
     ("db status", "db status", list[a.MigrationStatus]),
     ("db migrate --dry-run", "db migrate --dry-run", a.Migrated),
@@ -64,7 +64,7 @@ BOOKS = [
     ("pool delete gpu", "pool delete spare", a.Change),
     ("show delete duck", "show delete swan", a.Change),
 ]
-AROUND = [
+OTHER = [
     ("pool topics", "pool topics", list[a.Topic]),
     ("pool map * local", "pool map more local", a.Mapped),
     ("pool drain local", "pool drain local", a.PoolStatus),
@@ -164,7 +164,7 @@ steps:
   - {id: b, task: noop, depends_on: [a]}
 """
 
-GATED = [
+APPROVALS = [
     ("approvals list", "approvals list", list[a.Approval]),
     ("approvals show {one}", "approvals show {two}", a.ApprovalShown),
     ("approvals approve {one}", "approvals approve {two}", a.ApprovalSaid),
@@ -182,7 +182,7 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
+def cli(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
     monkeypatch.chdir(tmp_path)
     for name, value in (("POSTGRES_URL", database_url), ("REDIS_URL", redis_url), ("NATS_URL", nats_url)):
         monkeypatch.setenv(f"ROTA_{name}", value)
@@ -190,20 +190,20 @@ def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_
     return Terminal(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("lines", [BOOKS, AROUND], ids=["books", "around"])
-async def test_what_is_set_up_answers_in_text_and_in_json(farm, typed, lines):
-    await played(typed, lines, {})
+@pytest.mark.parametrize("lines", [QUOTA, OTHER], ids=["quota", "other"])
+async def test_setup_commands_print_text_and_valid_json(farm, cli, lines):
+    await run_all(cli, lines, {})
 
 
-async def test_what_runs_answers_in_text_and_in_json(farm, typed):
+async def test_running_job_commands_print_text_and_valid_json(farm, cli):
     hanging("x")
     job = await farm.submit("hang", "x", show="default", frames=2)
     await farm.running("x", 2)
     layer = (await farm.jobs.get(job)).layers[0]
-    await played(typed, RUNNING, {"hang": job, "layer": layer.id, "queue": layer.queue})
+    await run_all(cli, RUNNING, {"hang": job, "layer": layer.id, "queue": layer.queue})
 
 
-async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
+async def test_ended_job_commands_print_text_and_valid_json(farm, cli):
     made = {"echo": await farm.submit("echo", 1, show="default", frames=12)}
     made |= {name: await farm.submit("boom", show="default", frames=12) for name in ("boom", "again", "more")}
     for job in made.values():
@@ -211,22 +211,24 @@ async def test_what_has_ended_answers_in_text_and_in_json(farm, typed):
     made["failing"] = (await farm.jobs.get(made["more"])).layers[0].queue
     made["kept"] = await an_output(farm.database, made["more"], 10**12)
     await until(lambda: farm.database.value(FAILED))
-    told = json.loads((await typed("submit --wait --json -- echo hello")).out)
-    await until(lambda: farm.database.value(LOGGED), what="what the command wrote, which may come after its end")
-    await played(typed, ENDED, {**made, "command": told["id"]})
+    data = json.loads((await cli("submit --wait --json -- echo hello")).out)
+    await until(lambda: farm.database.value(LOGGED), what="the output of the command, which may arrive after its end")
+    await run_all(cli, ENDED, {**made, "command": data["id"]})
 
 
-async def test_agents_answer_in_text_and_in_json(farm, typed, redis):
+async def test_agent_commands_print_text_and_valid_json(farm, cli, redis):
     seen = Seen()
     async with Pod(farm.database, redis, sync=every(HOUR_MS, seen.quick), poll=every(HOUR_MS, seen.quick)):
         for name in ("sync", "poll"):
             await until(lambda name=name: history(farm.database, name))
-        await played(typed, AGENTS[:-1], {})
-        await until(lambda: farm.database.value(NO_RUN), what="the end of runs: what runs is not removed")
-        await played(typed, AGENTS[-1:], {})
+        await run_all(cli, AGENTS[:-1], {})
+        await until(
+            lambda: farm.database.value(NO_RUN), what="the end of all runs, because a running agent cannot be removed"
+        )
+        await run_all(cli, AGENTS[-1:], {})
 
 
-async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
+async def test_policy_commands_print_text_and_valid_json(farm, cli, tmp_path, monkeypatch):
     made = {name: tmp_path / f"{name}.yaml" for name in ("policy", "submission")}
     made["policy"].write_text("rules: [{id: all, decision: allow}, {id: none, decision: deny, when: frames > 9}]\n")
     made["submission"].write_text("{show: default, layers: [{task: noop}]}\n")
@@ -235,15 +237,15 @@ async def test_a_policy_answers_in_text_and_in_json(farm, typed, tmp_path, monke
     made["echo"] = await farm.submit("echo", 1, show="default", frames=12)
     await farm.ended(made["echo"])
     monkeypatch.setenv("ROTA_POLICY_FILE", str(made["policy"]))
-    await played(typed, POLICY, made)
-    said = await typed(f"policy explain {made['echo']}")
-    assert "It is denied by rule none" in said.out
+    await run_all(cli, POLICY, made)
+    result = await cli(f"policy explain {made['echo']}")
+    assert "It is denied by rule none" in result.out
     made["cases"].write_text("cases: [{job: {show: default, topic: t}, expect: deny}]\n")
-    failed = await typed(f"policy test {made['policy']}")
+    failed = await cli(f"policy test {made['policy']}")
     assert (failed.status, "0 of 1 cases pass." in failed.out) == (1, True)
 
 
-async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monkeypatch):
+async def test_workflow_commands_print_text_and_valid_json(farm, cli, tmp_path, monkeypatch):
     flow, failing, slow = (tmp_path / f"{name}.yaml" for name in ("flow", "failing", "slow"))
     flow.write_text(FLOW)
     failing.write_text(
@@ -252,24 +254,26 @@ async def test_workflows_answer_in_text_and_in_json(farm, typed, tmp_path, monke
     slow.write_text("name: slow\nsteps: [{id: a, type: delay, delay_sec: 3600}]\n")
     made = {"flow": flow}
     for name, file in (("run", failing), ("slow", slow)):
-        made[name] = json.loads(await typed.out(f"workflow run {file} --json"))["run"]
-    waited = await typed(f"workflow run {failing} --wait")
+        made[name] = json.loads(await cli.out(f"workflow run {file} --json"))["run"]
+    waited = await cli(f"workflow run {failing} --wait")
     assert (waited.status, "no luck" in waited.out, waited.err) == (1, True, "")
-    with monkeypatch.context() as in_a_terminal:
-        in_a_terminal.setattr(sys.stderr, "isatty", lambda: True)
-        followed = await typed(f"workflow run {failing} --wait")
-    assert re.match(r"Run \S{36} has started\.\n", followed.err), "an interrupted wait has printed the run id"
-    told = [line.split("  ")[1:3] for line in followed.err.splitlines()[1:]]
-    assert (told[0], told[-1], told.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "isatty", lambda: True)
+        followed = await cli(f"workflow run {failing} --wait")
+    assert re.match(r"Run \S{36} has started\.\n", followed.err), (
+        "the run id must be printed before the wait, for interrupted commands"
+    )
+    data = [line.split("  ")[1:3] for line in followed.err.splitlines()[1:]]
+    assert (data[0], data[-1], data.count(["b", "failed"])) == (["(run)", "began"], ["(run)", "failed"], 1)
     await until(lambda: farm.database.value(RUN_ENDED, made["run"]))
-    await played(typed, WORKFLOWS, made, farm.database)
+    await run_all(cli, WORKFLOWS, made, farm.database)
 
 
-async def test_what_is_gated_answers_in_text_and_in_json(
-    typed, monkeypatch, database_url, redis_url, nats_url, bus_prefix
+async def test_approval_commands_print_text_and_valid_json(
+    cli, monkeypatch, database_url, redis_url, nats_url, bus_prefix
 ):
-    remedy = Remediation(id="safe", replacement_topic="safer")
-    kernel = Table(default=TABLE["approval"], risky=word(PolicyEffect.DENY, remediations=(remedy,)))
+    remediation = Remediation(id="safe", replacement_topic="safer")
+    kernel = Table(default=TABLE["approval"], risky=word(PolicyEffect.DENY, remediations=(remediation,)))
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
     async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
         await farm.show("default")
@@ -278,31 +282,35 @@ async def test_what_is_gated_answers_in_text_and_in_json(
         made |= {name: await farm.submit("noop", show="default", topic="risky") for name in ("denied", "refused")}
         for name in ("denied", "refused"):
             await farm.ended(made[name])
-        await until(lambda: farm.database.value(PEOPLE), what="approvals of all")
-        await played(typed, GATED, made)
+        await until(lambda: farm.database.value(FOUR_APPROVALS), what="an approval request for each job")
+        await run_all(cli, APPROVALS, made)
 
 
-def test_every_command_is_tried():
-    lines = [line for part in (BOOKS, AROUND, RUNNING, ENDED, AGENTS, POLICY, WORKFLOWS, GATED) for line, _, _ in part]
-    missing = {path for path in PATHS - ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)}
+def test_every_command_is_covered():
+    lines = [
+        line for part in (QUOTA, OTHER, RUNNING, ENDED, AGENTS, POLICY, WORKFLOWS, APPROVALS) for line, _, _ in part
+    ]
+    missing = {
+        path for path in PATHS - TESTED_ELSEWHERE if not any(f"{line} ".startswith(f"{path} ") for line in lines)
+    }
     assert not missing
 
 
-async def played(typed, lines, made, database=None):
+async def run_all(cli, lines, made, database=None):
     for text, data, type_ in lines:
         if "{letter}" in text:
-            made["letter"] = str(json.loads(await typed.out("dlq list --json"))[0]["id"])
-        said = await typed(text.format(**made))
-        assert (text, said.status, said.err, bool(said.out.strip())) == (text, 0, "", True)
-        if "rerun" in text:  # until it has ended, there is no second one
-            again = RUN_ID.findall(said.out)[-1]
-            await until(lambda run=again: database.value(RUN_ENDED, run), what="the end of the run again")
-        said = await typed(f"{data.format(**made)} --json")
-        assert (data, said.status, said.err) == (data, 0, "")
+            made["letter"] = str(json.loads(await cli.out("dlq list --json"))[0]["id"])
+        result = await cli(text.format(**made))
+        assert (text, result.status, result.err, bool(result.out.strip())) == (text, 0, "", True)
+        if "rerun" in text:  # a second rerun is refused until the first has ended
+            rerun = RUN_ID.findall(result.out)[-1]
+            await until(lambda run=rerun: database.value(RUN_ENDED, run), what="the end of the rerun")
+        result = await cli(f"{data.format(**made)} --json")
+        assert (data, result.status, result.err) == (data, 0, "")
         try:
-            msgspec.json.decode(said.out, type=type_, strict=True)
+            msgspec.json.decode(result.out, type=type_, strict=True)
         except msgspec.ValidationError as error:
-            pytest.fail(f"{data}: {error}\n{said.out}")
+            pytest.fail(f"{data}: {error}\n{result.out}")
 
 
 def _paths(command, path=""):

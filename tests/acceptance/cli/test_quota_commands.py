@@ -1,4 +1,4 @@
-"""The books as an operator types them: shows, pools, shares and caps."""
+"""Quota commands of operators: shows, pools, subscriptions and caps."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ from tests.contract.ledger_suite import sql
 
 ROTA = str(Path(sys.executable).with_name("rota"))
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
-TRAIL = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
+AUDIT = sql("SELECT actor, action, target, detail FROM rota.audit ORDER BY seq")
 
 
 @pytest.fixture
 def urls(monkeypatch, tmp_path, database_url, redis_url):
-    """What the command finds in its environment."""
+    """Server URLs in the environment of the command."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
     monkeypatch.setenv("ROTA_REDIS_URL", redis_url)
@@ -36,21 +36,21 @@ def urls(monkeypatch, tmp_path, database_url, redis_url):
 
 @pytest.fixture
 def rota(monkeypatch, capsys, urls):
-    """Runs `rota …` in this process and tells its status, its output and its errors."""
+    """Runs `rota …` in this process and returns its status, output and errors."""
 
-    async def run(*words):
-        monkeypatch.setattr(sys, "argv", ["rota", *words])
+    async def run(*args):
+        monkeypatch.setattr(sys, "argv", ["rota", *args])
         status = await asyncio.to_thread(_status)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        assert "This should not happen" not in said.err, said.err
-        return SimpleNamespace(status=status, out=said.out, err=said.err)
+        result = capsys.readouterr()
+        assert "Traceback" not in result.err
+        assert "This should not happen" not in result.err, result.err
+        return SimpleNamespace(status=status, out=result.out, err=result.err)
 
     return run
 
 
 def _status():
-    """In a thread, because the command has an event loop of its own."""
+    """Runs in a thread, because the command starts its own event loop."""
     try:
         main()
     except SystemExit as ended:
@@ -59,20 +59,20 @@ def _status():
 
 
 @pytest.fixture
-def type_(rota):
-    """Types a line that must be accepted; gives what it prints."""
+def cli(rota):
+    """Runs a command line that must succeed; returns its output."""
 
     async def run(line):
-        said = await rota(*line.split())
-        assert said.status == 0, said.err
-        return said.out
+        result = await rota(*line.split())
+        assert result.status == 0, result.err
+        return result.out
 
     return run
 
 
 @pytest.fixture
-async def farm(type_, database):
-    """A show with a share, a folder and a department; types lines like `type_`."""
+async def show_cli(cli, database):
+    """`cli` with a show that has a subscription, a folder and a department."""
     admin = QuotaAdmin(database)
     await admin.create_show("duck", actor="ann")
     await admin.create_pool("main", actor="ann")
@@ -80,38 +80,38 @@ async def farm(type_, database):
     await admin.create_subscription("duck", "main", size=10, burst=20, actor="ann")
     await admin.create_folder("duck", "shots", actor="ann")
     await admin.create_point("duck", "fx", actor="ann")
-    return type_
+    return cli
 
 
-async def book(books, tokens, *, cores=100, gpus=0, show="duck"):
-    admin = books.admin
+async def book(accounting, tokens, *, cores=100, gpus=0, show="duck"):
+    admin = accounting.admin
     [share], [folder], [point] = await admin.subscriptions(show), await admin.folders(show), await admin.points(show)
     found = await admin.show(show)
     charge = Charge(share.id, folder.id, found.id, found.id, point.id, cores, gpus)
-    [outcome] = await books.book(found.id, [BookingGroup(charge, uuid4(), tokens)])
+    [outcome] = await accounting.book(found.id, [BookingGroup(charge, uuid4(), tokens)])
     assert list(outcome.booked) == list(tokens)
 
 
-async def trail(database):
-    return [(row["actor"], row["action"], row["target"]) for row in await database.rows(TRAIL)]
+async def audit_entries(database):
+    return [(row["actor"], row["action"], row["target"]) for row in await database.rows(AUDIT)]
 
 
-def words(text):
-    """Its lines without the padding of tables."""
+def table_rows(text):
+    """Lines without table padding."""
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-async def test_an_operator_sets_up_a_show_and_sees_what_it_may_use(type_, database):
-    assert await type_("show create duck") == "Created show duck; accounting in PostgreSQL.\n"
-    assert "no subscription, so none of its jobs can run: `rota sub create duck" in await type_("show info duck")
-    assert await type_("pool create main") == "Created pool main.\n"
-    made = await type_("sub create duck main --size 100 --burst 150%")
+async def test_show_setup_is_reflected_in_info_and_list_tables(cli, database):
+    assert await cli("show create duck") == "Created show duck; accounting in PostgreSQL.\n"
+    assert "no subscription, so none of its jobs can run: `rota sub create duck" in await cli("show info duck")
+    assert await cli("pool create main") == "Created pool main.\n"
+    made = await cli("sub create duck main --size 100 --burst 150%")
     assert made == "Created subscription main of show duck: size 100, burst 150, GPU burst unlimited.\n"
-    await type_("folder create duck shots --max-cores 64 --max-gpus 4")
-    await type_("dept create fx")
-    await type_("dept add duck fx --min-cores 0.5 --max-cores 20")
+    await cli("folder create duck shots --max-cores 64 --max-gpus 4")
+    await cli("dept create fx")
+    await cli("dept add duck fx --min-cores 0.5 --max-cores 20")
     await book(AccountingService(database, None), range(25), cores=50, gpus=0)
-    info = words(await type_("show info duck"))
+    info = table_rows(await cli("show info duck"))
     show = await QuotaAdmin(database).show("duck")
     assert info == [
         f"duck: accounting in PostgreSQL (fence {show.fence}, id {show.id}).",
@@ -125,35 +125,35 @@ async def test_an_operator_sets_up_a_show_and_sees_what_it_may_use(type_, databa
         "dept min max used of max GPUs",
         "fx 0.5 20 12.5 ██████████░░░░░░│ 62 % 0 of unlimited",
     ]
-    assert words(await type_("show list"))[1] == f"duck PostgreSQL {show.fence} 100 150 12.5 █░░░░░░░░░│░░░░░░ 8 %"
-    assert words(await type_("pool list"))[1] == "main 100 150 12.5 duck"
-    assert words(await type_("dept list"))[1] == "fx duck"
-    assert words(await type_("sub list duck")) == info[2:4]
-    assert words(await type_("folder list duck")) == info[5:7]
-    assert words(await type_("dept list duck")) == info[8:10]
+    assert table_rows(await cli("show list"))[1] == f"duck PostgreSQL {show.fence} 100 150 12.5 █░░░░░░░░░│░░░░░░ 8 %"
+    assert table_rows(await cli("pool list"))[1] == "main 100 150 12.5 duck"
+    assert table_rows(await cli("dept list"))[1] == "fx duck"
+    assert table_rows(await cli("sub list duck")) == info[2:4]
+    assert table_rows(await cli("folder list duck")) == info[5:7]
+    assert table_rows(await cli("dept list duck")) == info[8:10]
 
 
-async def test_programs_get_the_same_as_json(farm, database):
-    await farm("sub set duck main --size 2.5 --gpu-burst 3")
-    await farm("folder set duck shots --max-cores 0.29")
-    info = json.loads(await farm("show info duck --json"))
+async def test_quota_commands_print_the_same_data_as_json(show_cli, database):
+    await show_cli("sub set duck main --size 2.5 --gpu-burst 3")
+    await show_cli("folder set duck shots --max-cores 0.29")
+    info = json.loads(await show_cli("show info duck --json"))
     [share] = info["subscriptions"]
     assert share.items() >= {"name": "main", "size": 2.5, "burst": 20, "gpu_burst": 3, "used_cores": 0}.items()
     assert (info["folders"][0]["max_cores"], info["folders"][0]["max_gpus"]) == (0.29, -1)
     assert (info["managed"], info["use_is_live"], info["depts"][0]["name"]) == (False, True, "fx")
-    assert json.loads(await farm("sub list duck --json")) == info["subscriptions"]
-    assert json.loads(await farm("folder list duck --json")) == info["folders"]
-    assert json.loads(await farm("dept list duck --json")) == info["depts"]
-    [show], [pool], [dept] = [json.loads(await farm(f"{each} list --json")) for each in ("show", "pool", "dept")]
+    assert json.loads(await show_cli("sub list duck --json")) == info["subscriptions"]
+    assert json.loads(await show_cli("folder list duck --json")) == info["folders"]
+    assert json.loads(await show_cli("dept list duck --json")) == info["depts"]
+    [show], [pool], [dept] = [json.loads(await show_cli(f"{each} list --json")) for each in ("show", "pool", "dept")]
     assert (show["name"], show["size"], pool["shows"], dept["shows"]) == ("duck", 2.5, ["duck"], ["duck"])
-    change = json.loads(await farm("sub set duck main --size 30 --json"))
+    change = json.loads(await show_cli("sub set duck main --size 30 --json"))
     assert (change["changed"], change["before"]["size"], change["after"]["size"]) == (True, 2.5, 30)
     assert len(change["notes"]) == 1
-    assert json.loads(await farm("sub set duck main --size 30 --json"))["changed"] is False
+    assert json.loads(await show_cli("sub set duck main --size 30 --json"))["changed"] is False
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "printed"),
     [
         ("sub set duck main --burst 150%", "burst 15 (was 20)"),
         ("sub set duck main --burst 12.5%", "burst 1.25 (was 20)"),
@@ -166,46 +166,48 @@ async def test_programs_get_the_same_as_json(farm, database):
         ("dept set duck fx --max-cores 21474836.47", "max cores 21474836.47 (was unlimited)"),
     ],
 )
-async def test_a_change_tells_what_is_there_now_and_what_was(farm, line, told):
-    assert f": {told}.\n" in await farm(line)
+async def test_quota_change_prints_new_and_old_values(show_cli, line, printed):
+    assert f": {printed}.\n" in await show_cli(line)
 
 
-async def test_what_is_shown_as_unlimited_can_be_typed_so(farm):
-    await farm("folder set duck shots --max-cores 5 --max-gpus 5")
-    told = await farm("folder set duck shots --max-cores unlimited --max-gpus unlimited")
-    assert "max cores unlimited (was 5), max GPUs unlimited (was 5)" in told
-    await farm("folder set duck shots --max-cores 5")
-    assert "max cores unlimited (was 5)" in await farm("folder set duck shots --max-cores -1")
+async def test_unlimited_is_accepted_as_a_cap_value(show_cli):
+    await show_cli("folder set duck shots --max-cores 5 --max-gpus 5")
+    printed = await show_cli("folder set duck shots --max-cores unlimited --max-gpus unlimited")
+    assert "max cores unlimited (was 5), max GPUs unlimited (was 5)" in printed
+    await show_cli("folder set duck shots --max-cores 5")
+    assert "max cores unlimited (was 5)" in await show_cli("folder set duck shots --max-cores -1")
 
 
-async def test_a_cap_below_what_is_used_is_set_and_says_what_to_expect(farm, database):
+async def test_cap_below_current_usage_is_set_with_a_note(show_cli, database):
     await book(AccountingService(database, None), range(8), gpus=1)
-    assert "8 cores are in use, above this limit: they continue" in await farm("sub set duck main --burst 7.5")
-    assert "in use" not in await farm("sub set duck main --burst 8")
-    assert "8 GPUs are in use" in await farm("dept set duck fx --max-gpus 1")
-    assert words(await farm("dept list duck"))[1].endswith("8 of 1")
+    assert "8 cores are in use, above this limit: they continue" in await show_cli("sub set duck main --burst 7.5")
+    assert "in use" not in await show_cli("sub set duck main --burst 8")
+    assert "8 GPUs are in use" in await show_cli("dept set duck fx --max-gpus 1")
+    assert table_rows(await show_cli("dept list duck"))[1].endswith("8 of 1")
 
 
-async def test_a_size_above_the_burst_is_told(farm):
-    assert "Its size is above its burst" in await farm("sub set duck main --size 21")
-    assert "Its size" not in await farm("sub set duck main --size 20")
+async def test_size_above_burst_prints_a_note(show_cli):
+    assert "Its size is above its burst" in await show_cli("sub set duck main --size 21")
+    assert "Its size" not in await show_cli("sub set duck main --size 20")
 
 
-async def test_nothing_changed_is_told_and_not_in_the_trail(farm, database):
-    entries = await trail(database)
-    assert (await farm("sub set duck main --burst 20")).startswith("Nothing changed: subscription main of show duck")
-    assert (await farm("show set-managed duck false")).startswith(
+async def test_unchanged_quota_is_reported_and_not_audited(show_cli, database):
+    entries = await audit_entries(database)
+    assert (await show_cli("sub set duck main --burst 20")).startswith(
+        "Nothing changed: subscription main of show duck"
+    )
+    assert (await show_cli("show set-managed duck false")).startswith(
         "Nothing changed: the accounting of show duck is already in PostgreSQL"
     )
-    assert await trail(database) == entries
+    assert await audit_entries(database) == entries
 
 
-async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(farm, database, monkeypatch):
+async def test_quota_changes_are_audited_under_the_os_user(show_cli, database, monkeypatch):
     monkeypatch.setenv("USER", "mallory")
     monkeypatch.setenv("LOGNAME", "mallory")
     await book(AccountingService(database, None), [1])
     show = await QuotaAdmin(database).show("duck")
-    began = len(await trail(database))
+    began = len(await audit_entries(database))
     for line in (
         "sub set duck main --burst 30",
         "folder set duck shots --max-cores 3",
@@ -215,7 +217,7 @@ async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(farm, dat
         "show set-managed duck true",
         "show set-managed duck false",
     ):
-        await farm(line)
+        await show_cli(line)
     await AccountingService(database, None).release(show.id, [1])
     for line in (
         "folder rename duck shots assets",
@@ -229,8 +231,8 @@ async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(farm, dat
         "show rename duck drake",
         "show delete drake",
     ):
-        await farm(line)
-    found = (await trail(database))[began:]
+        await show_cli(line)
+    found = (await audit_entries(database))[began:]
     assert {actor for actor, _, _ in found} == {ME}
     assert [f"{action} {target}" for _, action, target in found] == [
         "subscription.change subscription:duck/main",
@@ -253,35 +255,38 @@ async def test_every_change_is_in_the_trail_in_the_name_of_the_os_user(farm, dat
     ]
 
 
-async def test_the_books_change_hands_both_ways(farm):
-    assert await farm("show set-managed duck true") == "The accounting of show duck is now in Redis.\n"
-    assert "the accounting of show duck is already in Redis" in await farm("show set-managed duck TRUE")
-    assert words(await farm("show list"))[1].startswith("duck Redis ")
-    assert await farm("show set-managed duck false") == "The accounting of show duck is now in PostgreSQL.\n"
-    assert await farm("show create goose --managed") == "Created show goose; accounting in Redis.\n"
+async def test_set_managed_moves_accounting_to_redis_and_back(show_cli):
+    assert await show_cli("show set-managed duck true") == "The accounting of show duck is now in Redis.\n"
+    assert "the accounting of show duck is already in Redis" in await show_cli("show set-managed duck TRUE")
+    assert table_rows(await show_cli("show list"))[1].startswith("duck Redis ")
+    assert await show_cli("show set-managed duck false") == "The accounting of show duck is now in PostgreSQL.\n"
+    assert await show_cli("show create goose --managed") == "Created show goose; accounting in Redis.\n"
 
 
-async def test_what_a_managed_show_uses_is_told_as_redis_counts_it(farm, database, redis):
-    await farm("show set-managed duck true")
+async def test_managed_show_usage_is_read_from_redis(show_cli, database, redis):
+    await show_cli("show set-managed duck true")
     await book(AccountingService(database, redis), range(5))
-    assert words(await farm("sub list duck")) == [
+    assert table_rows(await show_cli("sub list duck")) == [
         "pool size burst used of burst GPUs",
         "main 10 20 5 ████░░░░│░░░░░░░░ 25 % 0 of unlimited",
     ]
     await redis.flushdb()
-    assert words(await farm("sub list duck"))[-1] == "Usage is as of the last reconciliation: Redis does not answer."
-    assert json.loads(await farm("show info duck --json"))["use_is_live"] is False
+    assert (
+        table_rows(await show_cli("sub list duck"))[-1]
+        == "Usage is as of the last reconciliation: Redis does not answer."
+    )
+    assert json.loads(await show_cli("show info duck --json"))["use_is_live"] is False
 
 
-async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota, monkeypatch, database):
-    await farm("show set-managed duck true")
+async def test_quota_change_without_redis_is_committed_with_a_warning(show_cli, rota, monkeypatch, database):
+    await show_cli("show set-managed duck true")
     monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
-    said = await rota("sub", "set", "duck", "main", "--burst", "5")
-    assert (said.status, "burst 5 (was 20)" in said.out) == (0, True)
-    assert "pushed again when Redis is available" in said.err
+    result = await rota("sub", "set", "duck", "main", "--burst", "5")
+    assert (result.status, "burst 5 (was 20)" in result.out) == (0, True)
+    assert "pushed again when Redis is available" in result.err
     [share] = await QuotaAdmin(database).subscriptions("duck")
     assert share.limits["int_burst"] == 500
-    assert "as of the last reconciliation" in await farm("show info duck")
+    assert "as of the last reconciliation" in await show_cli("show info duck")
 
 
 @pytest.mark.parametrize(
@@ -336,61 +341,61 @@ async def test_a_change_stands_when_redis_is_away_and_says_that_it_is(farm, rota
         ("sub create duck main --size 1", "--burst is missing"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_in_a_sentence_and_changes_nothing(rota, farm, database, line, sentence):
-    entries = await trail(database)
-    said = await rota(*line.split())
-    assert (said.status, said.out) == (2, "")
-    assert sentence in said.err
-    assert await trail(database) == entries
+async def test_invalid_quota_command_prints_one_error_and_changes_nothing(rota, show_cli, database, line, sentence):
+    entries = await audit_entries(database)
+    result = await rota(*line.split())
+    assert (result.status, result.out) == (2, "")
+    assert sentence in result.err
+    assert await audit_entries(database) == entries
 
 
-async def test_nothing_that_frames_run_on_is_deleted(farm, rota, database):
+async def test_delete_of_quota_in_use_is_refused(show_cli, rota, database):
     await book(AccountingService(database, None), range(3))
     for line in ("show delete duck", "folder delete duck shots", "sub delete duck main", "dept remove duck fx"):
-        said = await rota(*line.split())
-        assert said.status == 1
-        assert "cannot be deleted while 3 frames run on it: cancel its jobs or wait for them. [refused]" in said.err
+        result = await rota(*line.split())
+        assert result.status == 1
+        assert "cannot be deleted while 3 frames run on it: cancel its jobs or wait for them. [refused]" in result.err
     for line in ("pool delete main", "dept delete fx"):
-        said = await rota(*line.split())
-        assert (said.status, "(duck): delete those first. [refused]" in said.err) == (1, True)
+        result = await rota(*line.split())
+        assert (result.status, "(duck): delete those first. [refused]" in result.err) == (1, True)
 
 
-async def test_control_characters_in_a_name_do_not_reach_the_terminal(rota, farm):
-    said = await rota("show", "info", "\x1b[2Jduck")
-    assert (said.status, "\x1b" in said.err) == (2, False)
+async def test_control_characters_in_names_are_not_printed(rota, show_cli):
+    result = await rota("show", "info", "\x1b[2Jduck")
+    assert (result.status, "\x1b" in result.err) == (2, False)
 
 
 @pytest.mark.parametrize("line", ["show list", "show create duck"])
-async def test_without_servers_it_says_what_to_set(rota, monkeypatch, line):
+async def test_missing_server_url_names_the_setting(rota, monkeypatch, line):
     monkeypatch.delenv("ROTA_REDIS_URL")
-    said = await rota(*line.split())
-    assert (said.status, "No Redis is configured: set redis.url" in said.err) == (2, True)
+    result = await rota(*line.split())
+    assert (result.status, "No Redis is configured: set redis.url" in result.err) == (2, True)
     monkeypatch.delenv("ROTA_POSTGRES_URL")
-    said = await rota(*line.split())
-    assert (said.status, "PostgreSQL is not configured: set postgres.url" in said.err) == (2, True)
+    result = await rota(*line.split())
+    assert (result.status, "PostgreSQL is not configured: set postgres.url" in result.err) == (2, True)
 
 
-async def test_a_missing_schema_is_told_with_the_command_that_makes_it(rota, monkeypatch, empty_database_url):
+async def test_missing_schema_error_names_the_migrate_command(rota, monkeypatch, empty_database_url):
     monkeypatch.setenv("ROTA_POSTGRES_URL", empty_database_url)
-    said = await rota("show", "list")
-    assert (said.status, "run `rota db migrate`" in said.err) == (1, True)
+    result = await rota("show", "list")
+    assert (result.status, "run `rota db migrate`" in result.err) == (1, True)
 
 
-async def test_empty_books_say_how_to_begin(type_):
+async def test_empty_lists_print_the_create_command(cli):
     for each in ("show", "pool", "dept"):
-        assert f"`rota {each} create NAME`" in await type_(f"{each} list")
-        assert await type_(f"{each} list --json") == "[]\n"
+        assert f"`rota {each} create NAME`" in await cli(f"{each} list")
+        assert await cli(f"{each} list --json") == "[]\n"
 
 
-async def test_the_command_itself_answers_with_nothing_but_its_answer(urls, spawn, tmp_path):
-    """Not in this process: as a person starts it, with logs as they are set by default."""
+async def test_rota_process_prints_only_the_json_result(urls, spawn, tmp_path):
+    """As a separate process, with default log settings."""
     process = await spawn(None, argv=[ROTA, "show", "create", "duck", "--managed", "--json"])
     out, err = await process.output(), await process.errors()
     assert (await process.wait(), err) == (0, "")
     assert json.loads(out)["after"]["managed"] is True
 
 
-def test_help_answers_before_anything_heavy_is_imported():
+def test_help_imports_no_heavy_modules():
     script = (
         "import sys; from rota.cli.main import app; from typer.main import get_command; get_command(app);"
         "print(*{'asyncpg', 'grpc', 'redis', 'nats', 'rich', 'rota.accounting'} & set(sys.modules))"
@@ -407,7 +412,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_command_says_what_it_is_for_and_can_print_json(group):
+def test_quota_commands_have_help_and_json_output(group):
     for command in GROUPS[group].registered_commands:
         assert len(command.callback.__doc__) > 20, command.name
         assert "form" in command.callback.__annotations__, command.name
@@ -426,5 +431,5 @@ def test_every_command_says_what_it_is_for_and_can_print_json(group):
         (5, None, 0, ""),
     ],
 )
-def test_a_bar_shows_use_of_the_limit_and_where_the_size_ends(used, most, size, shown):
+def test_usage_bar_shows_usage_and_size(used, most, size, shown):
     assert usage_bar(used, most, size) == shown

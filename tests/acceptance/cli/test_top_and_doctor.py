@@ -1,4 +1,4 @@
-"""`rota top` and `rota doctor` on a farm that runs: what is seen, what is well, and what is not."""
+"""`rota top` and `rota doctor` on a running installation."""
 
 import asyncio
 import io
@@ -33,7 +33,7 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
+def cli(monkeypatch, capsys, tmp_path, database_url, redis_url, nats_url, bus_prefix):
     monkeypatch.chdir(tmp_path)
     for name, value in (("POSTGRES_URL", database_url), ("REDIS_URL", redis_url), ("NATS_URL", nats_url)):
         monkeypatch.setenv(f"ROTA_{name}", value)
@@ -49,33 +49,33 @@ async def busy(farm):
     return job
 
 
-async def test_one_look_shows_quotas_pools_workers_and_jobs(farm, typed):
+async def test_top_once_shows_quotas_pools_workers_and_jobs(farm, cli):
     job = await busy(farm)
-    text = rows(await typed.out("top --once"))
+    text = rows(await cli.out("top --once"))
     assert text[1].startswith("frames 6 waiting 4 on workers 0 ended jobs 1 live")
     assert any(line.startswith("default local █") for line in text)
     assert any(line.startswith("anna local ") and line.endswith(" 4/4") for line in text)
     assert any(line.startswith("beauty default") and " 0/10 4 " in line for line in text)
-    seen = json.loads(await typed.out("top --json"))
+    seen = json.loads(await cli.out("top --json"))
     assert (seen["waiting"], seen["running"], seen["jobs"][0]["id"]) == (6, 4, str(job))
     assert [(pool["name"], pool["workers"], pool["frames"]) for pool in seen["pools"]] == [("local", 1, 4)]
     assert (seen["shows"][0]["cores"], seen["workers"][0]["used_cores"]) == (4.0, 4.0)
 
 
-async def test_nothing_at_all_says_how_to_begin(database, typed):
-    text = await typed.out("top --once")
+async def test_top_on_an_empty_installation_prints_hints(database, cli):
+    text = await cli.out("top --once")
     for sentence in ("There is no show yet", "There is no pool yet", "No worker is up", "No job is live"):
         assert sentence in text
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 12), (200, 60), (40, 5)])
-async def test_a_picture_fits_the_terminal(farm, size):
+async def test_top_view_fits_the_terminal_size(farm, size):
     await busy(farm)
     for n in range(30):
         await farm.submit("noop", show="default", name=f"waiting-{n}")
-    looking = top_data.TopPoller(farm.database)
-    await looking.poll()
-    seen = await looking.poll()
+    poller = top_data.TopPoller(farm.database)
+    await poller.poll()
+    seen = await poller.poll()
     width, height = size
     console = Console(width=width, height=height, record=True, file=io.StringIO())
     console.print(top_view.render(seen, width, height))
@@ -85,99 +85,99 @@ async def test_a_picture_fits_the_terminal(farm, size):
     assert seen.per_s is not None
 
 
-async def test_the_live_view_draws_again_and_q_leaves_the_terminal_as_it_was(farm, typed):
+async def test_top_redraws_and_q_restores_the_terminal(farm, cli):
     await busy(farm)
-    assert await in_a_terminal(["top", "--every", "0.2"], b"beauty", b"q") == 0
+    assert await run_in_terminal(["top", "--every", "0.2"], b"beauty", b"q") == 0
 
 
-async def test_ctrl_c_leaves_the_live_view_as_well(farm, typed):
+async def test_top_ctrl_c_restores_the_terminal(farm, cli):
     await busy(farm)
-    assert await in_a_terminal(["top", "--every", "0.2"], b"beauty", signal.SIGINT) == 0
+    assert await run_in_terminal(["top", "--every", "0.2"], b"beauty", signal.SIGINT) == 0
 
 
-async def in_a_terminal(words, seen, then):
-    """The status of a command that runs in a terminal of its own, once it has shown something twice and met `then`."""
-    ours, theirs = pty.openpty()
+async def run_in_terminal(args, seen, then):
+    """Run a command in a pseudo-terminal; after it has printed `seen` twice, send `then`. Returns its exit status."""
+    controller, terminal = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rota.cli", *words, stdin=theirs, stdout=theirs, stderr=theirs
+        sys.executable, "-m", "rota.cli", *args, stdin=terminal, stdout=terminal, stderr=terminal
     )
-    os.close(theirs)
-    os.set_blocking(ours, False)
+    os.close(terminal)
+    os.set_blocking(controller, False)
     shown = b""
 
     async def drawn_twice():
         nonlocal shown
         with suppress(BlockingIOError):
-            shown += os.read(ours, 65536)
+            shown += os.read(controller, 65536)
         return shown.count(seen) >= 2
 
     try:
         await until(drawn_twice)
-        os.write(ours, then) if isinstance(then, bytes) else process.send_signal(then)
+        os.write(controller, then) if isinstance(then, bytes) else process.send_signal(then)
         status = await asyncio.wait_for(process.wait(), 10)
-        with_rest = shown + os.read(ours, 65536)
-        assert b"\x1b[?1049l" in with_rest  # back from the screen of its own
+        with_rest = shown + os.read(controller, 65536)
+        assert b"\x1b[?1049l" in with_rest  # it has left the alternate screen
         return status
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        os.close(ours)
+        os.close(controller)
 
 
-async def test_a_farm_that_is_well_passes_every_check(farm, typed):
+async def test_doctor_passes_on_a_healthy_installation(farm, cli):
     await farm.worker()
-    said = await typed("doctor")
-    assert (said.status, said.out.splitlines()[-1]) == (ExitCode.OK, "All checks passed."), said.out
-    told = json.loads(await typed.out("doctor --json"))
-    assert told["ok"] is True
-    names = [check["name"] for check in told["checks"]]
+    result = await cli("doctor")
+    assert (result.status, result.out.splitlines()[-1]) == (ExitCode.OK, "All checks passed."), result.out
+    data = json.loads(await cli.out("doctor --json"))
+    assert data["ok"] is True
+    names = [check["name"] for check in data["checks"]]
     for name in ("PostgreSQL", "schema", "connections", "servers", "workers", "books", "scripts", "NATS", "streams"):
         assert names.count(name) == 1, names
-    assert {check["grade"] for check in told["checks"]} <= {"ok", "skipped"}
+    assert {check["grade"] for check in data["checks"]} <= {"ok", "skipped"}
 
 
-async def test_drifted_books_fail_with_what_mends_them(database, redis, typed):
-    """No server is up, which would mend them before anybody looks."""
+async def test_doctor_fails_on_ledger_drift_and_names_the_repair(database, redis, cli):
+    """No server runs, because it would repair the drift before the check."""
     admin = await a_show(database, "default")
     await admin.create_pool("local", actor="ann")
     await admin.create_subscription("default", "local", size=8, burst=8, actor="ann")
     await AccountingService(database, redis).change(lambda admin: admin.set_managed("default", True, actor="ann"))
     [key] = await redis.keys("*acct:sub:*")
     await redis.hset(key, "int_cores", "3")
-    said = await typed("doctor")
-    assert said.status == ExitCode.FAILED
-    assert "books: `rota ledger audit` shows every key" in said.out
-    await typed("ledger audit --repair")
-    assert "Those of default do not agree" not in (await typed("doctor")).out
+    result = await cli("doctor")
+    assert result.status == ExitCode.FAILED
+    assert "books: `rota ledger audit` shows every key" in result.out
+    await cli("ledger audit --repair")
+    assert "Those of default do not agree" not in (await cli("doctor")).out
 
 
-async def test_workers_that_were_lost_are_worth_a_warning(farm, typed):
+async def test_doctor_warns_about_lost_workers(farm, cli):
     await farm.worker()
     await farm.database.run(LOST)
-    said = await typed("doctor")
-    assert (said.status, "workers: `rota workers --all` lists them" in said.out) == (ExitCode.OK, True)
+    result = await cli("doctor")
+    assert (result.status, "workers: `rota workers --all` lists them" in result.out) == (ExitCode.OK, True)
 
 
-async def test_servers_that_do_not_answer_fail_and_what_hangs_on_them_is_skipped(typed, monkeypatch, database):
+async def test_doctor_fails_unreachable_servers_and_skips_dependent_checks(cli, monkeypatch, database):
     monkeypatch.setenv("ROTA_REDIS_URL", "redis://127.0.0.1:1")
     monkeypatch.setenv("ROTA_NATS_URL", "nats://127.0.0.1:1")
     monkeypatch.setenv("ROTA_NATS_CONNECT_TIMEOUT", "0.2s")
-    said = await typed("doctor --json")
-    grades = {check["name"]: check["grade"] for check in json.loads(said.out)["checks"]}
-    assert said.status == ExitCode.FAILED
+    result = await cli("doctor --json")
+    grades = {check["name"]: check["grade"] for check in json.loads(result.out)["checks"]}
+    assert result.status == ExitCode.FAILED
     assert (grades["Redis"], grades["NATS"], grades["streams"], grades["PostgreSQL"]) == (
         "fail",
         "fail",
         "skipped",
         "ok",
     )
-    assert grades["servers"] == "fail", "there is none"
+    assert grades["servers"] == "fail", "no server is running"
 
 
-async def test_the_policy_is_looked_at_where_there_is_one(typed, monkeypatch, database, tmp_path):
+async def test_doctor_checks_the_policy_when_configured(cli, monkeypatch, database, tmp_path):
     async def found():
-        checks = json.loads((await typed("doctor --json")).out)["checks"]
+        checks = json.loads((await cli("doctor --json")).out)["checks"]
         return [(check["grade"], check["sentence"]) for check in checks if check["name"] == "policy"]
 
     assert await found() == []

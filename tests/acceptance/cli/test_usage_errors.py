@@ -1,4 +1,4 @@
-"""What is typed wrongly is one sentence that says what was meant, and a code; help comes at once; shells complete."""
+"""Usage errors are one line with a suggestion and a code; help is fast; shell completion works."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from rota.cli.core.usage_errors import translate_args
 from tests.support.commands import Terminal
 
 HELP_S = 0.3
-WRONG = [
+USAGE_ERRORS = [
     ("shwo", "There is no command 'shwo': did you mean show?"),
     ("show lst", "There is no command 'lst': did you mean list or set?"),
     ("xyzzy", "There is no command 'xyzzy': see `rota --help`."),
@@ -36,38 +36,38 @@ WRONG = [
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
-    """No server is known: whoever would ask one is told that first."""
+def cli(monkeypatch, capsys, tmp_path):
+    """No server is configured, so a command that needs one would fail with that error first."""
     monkeypatch.chdir(tmp_path)
     return Terminal(monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(("line", "sentence"), WRONG)
-async def test_what_cannot_be_understood_is_one_sentence_and_a_code(typed, line, sentence):
-    said = await typed(line)
-    assert (said.status, said.out) == (ExitCode.BAD_INPUT, "")
-    assert said.err.startswith(f"rota: {sentence}"), said.err
-    assert said.err.count("\n") == 1
-    assert said.err.endswith(("[invalid_input]\n", "[not_found]\n"))
+@pytest.mark.parametrize(("line", "sentence"), USAGE_ERRORS)
+async def test_usage_error_is_one_line_with_a_code(cli, line, sentence):
+    result = await cli(line)
+    assert (result.status, result.out) == (ExitCode.BAD_INPUT, "")
+    assert result.err.startswith(f"rota: {sentence}"), result.err
+    assert result.err.count("\n") == 1
+    assert result.err.endswith(("[invalid_input]\n", "[not_found]\n"))
 
 
-async def test_a_group_alone_tells_what_it_can_do(typed):
-    said = await typed("job")
-    assert (said.status, said.err) == (ExitCode.BAD_INPUT, "")
-    assert "Usage: rota job [OPTIONS] COMMAND" in said.out
-    assert "watch" in said.out
+async def test_command_group_alone_prints_its_help(cli):
+    result = await cli("job")
+    assert (result.status, result.err) == (ExitCode.BAD_INPUT, "")
+    assert "Usage: rota job [OPTIONS] COMMAND" in result.out
+    assert "watch" in result.out
 
 
-async def test_json_is_a_form_and_what_follows_two_dashes_is_not_ours(typed):
-    as_json = await typed.out("config --json")
-    assert as_json == await typed.out("config show -o json")
+async def test_json_option_is_translated_only_before_double_dash(cli):
+    as_json = await cli.out("config --json")
+    assert as_json == await cli.out("config show -o json")
     assert [*translate_args(["submit", "--json", "--", "echo", "--json"])] == [
         *("submit", "--output=json", "--", "echo", "--json")
     ]
 
 
-def test_help_is_there_at_once():
-    """Measured as time of the processor, which others on this machine do not change; the best of three."""
+def test_help_uses_less_than_300_ms_of_cpu():
+    """Measures CPU time, which does not depend on other load; best of three."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -77,7 +77,7 @@ def test_help_is_there_at_once():
     assert min(times) < HELP_S, times
 
 
-def test_shells_complete_commands_and_forms():
+def test_shell_completion_offers_commands_and_options():
     def offered(words):
         env = {**os.environ, "_ROTA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
         run = subprocess.run([sys.executable, "-m", "rota.cli"], env=env, capture_output=True, text=True, check=False)
@@ -88,12 +88,12 @@ def test_shells_complete_commands_and_forms():
 
 
 @pytest.mark.parametrize(
-    ("given", "red", "any_marks"),
+    ("given", "red", "any_styles"),
     [({}, False, False), ({"FORCE_COLOR": "1"}, True, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, True)],
 )
-def test_colours_are_for_terminals_and_not_where_nobody_wants_them(given, red, any_marks, tmp_path):
+def test_colours_follow_force_color_and_no_color(given, red, any_styles, tmp_path):
     env = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")} | given
     words = [sys.executable, "-m", "rota.cli", "doctor"]
     run = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == ExitCode.FAILED
-    assert ("31m" in run.stdout, "\x1b[" in run.stdout) == (red, any_marks)
+    assert ("31m" in run.stdout, "\x1b[" in run.stdout) == (red, any_styles)

@@ -31,11 +31,11 @@ async def test_leaves_a_postgres_connection(database_url):
     KEPT.append(await asyncpg.connect(database_url))
 
 
-async def test_leaves_a_session_that_nobody_keeps(database_url):
+async def test_leaves_an_unpooled_session(database_url):
     KEPT.append(psycopg.connect(database_url))
 
 
-async def test_leaves_rows_settings_and_a_lock_for_nobody(database):
+async def test_leaves_rows_settings_and_a_lock(database):
     """Undone before the next test, so not a leak."""
     for statement in (
         "INSERT INTO rota.show (pk_show, str_name) VALUES (gen_random_uuid(), 'left')",
@@ -48,7 +48,7 @@ async def test_leaves_rows_settings_and_a_lock_for_nobody(database):
     assert await database.value(FENCE) == 1
 
 
-async def test_leaves_another_schema(database):
+async def test_leaves_a_changed_schema(database):
     await database.run(sql("ALTER TABLE rota.show ADD COLUMN left_behind int"))
 
 
@@ -66,5 +66,5 @@ async def test_leaves_nothing(database, redis):
     assert await database.value(sql(columns)) == 0
 
 
-async def test_leaves_nothing_either(database, redis):
+async def test_leaves_nothing_again(database, redis):
     await test_leaves_nothing(database, redis)
