@@ -1,1 +1,1 @@
-"""The ground tests stand on: real servers once per run, a fresh place in each per test, bad networks."""
+"""Shared test support: real servers once per run, fresh databases per test, failing networks, helpers."""

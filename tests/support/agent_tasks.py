@@ -1,4 +1,4 @@
-"""An app with agents of every kind, for processes that load it by name."""
+"""An app with agents of every kind, loaded by name in other processes."""
 
 import ctypes
 import os
@@ -69,7 +69,7 @@ def deaf():
 
 @app.agent(every="1h")
 def greedy():
-    """Keeps the interpreter's lock, so no thread of its process runs."""
+    """Holds the GIL, so that no other thread of its process runs."""
     Path(os.environ["BEGAN"]).write_text(str(os.getpid()))
     ctypes.PyDLL(None).sleep(60)
 

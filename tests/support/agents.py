@@ -1,4 +1,4 @@
-"""Replicas that run agents, as services of this process, and what tests ask about them.
+"""Replicas that run agents as services of this process, and queries about their runs.
 
 async with Pod(database, redis, beat=every(50, note)) as pod:
     await until(lambda: pod.count("beat") >= 2)
@@ -54,7 +54,7 @@ def once(at_ms, body, **more):
 
 
 class Seen:
-    """Bodies that write down what they do, and never overlap unless somebody lets them."""
+    """Agent bodies that record their runs and detect overlaps."""
 
     def __init__(self):
         self.runs = []
@@ -86,7 +86,7 @@ class Seen:
             self.inside[run.name] -= 1
 
     async def stubborn(self, run):
-        """Ignores cancellations until its gate opens, or a test that failed gives it a third one."""
+        """Ignores cancellations until its gate opens, or until the third one, so that a failed test ends."""
         self._enter(run)
         gate = self.gates.setdefault(run.name, asyncio.Event())
         for _ in range(3):
@@ -98,7 +98,7 @@ class Seen:
         self.inside[run.name] -= 1
 
     def failing(self, *errors):
-        """Fails with each in turn, then succeeds."""
+        """Raises each error in turn, then succeeds."""
         left = list(errors)
 
         async def body(run):
@@ -171,7 +171,7 @@ async def history(database, name):
 
 
 async def in_sets(redis, name, group=""):
-    """Which of the two sets hold it."""
+    """Names of the Redis sets that contain the agent."""
     keys = RedisKeys().agent_keys(group)
     scores = await redis.zscore(keys.waiting, name), await redis.zscore(keys.working, name)
     return [which for which, score in zip(("waiting", "working"), scores, strict=True) if score is not None]

@@ -1,4 +1,4 @@
-"""A server that answers what a test lays out, one call after the other, for how clients behave towards bad ones."""
+"""An HTTP server with scripted responses, for testing clients against faulty servers."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import msgspec
 
 CUT = object()
-"""The connection is closed instead of an answer."""
+"""Close the connection instead of responding."""
 
 
 def answer(status=200, body=None, *, kind="application/msgpack", **headers):
-    """Headers go by their names with underscores."""
+    """Encode a response; underscores in header names become hyphens."""
     content = body if isinstance(body, bytes) else msgspec.msgpack.encode(body)
     lines = [f"HTTP/1.1 {status} Word", f"content-type: {kind}", f"content-length: {len(content)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -27,9 +27,9 @@ def problem(status, code, detail="No.", **more):
 class Server:
     def __init__(self):
         self.answers = []
-        """Bytes, `CUT`, or a function that is awaited for one of these; the last one is for all that follow."""
+        """Bytes, `CUT`, or an async function that returns one of these; the last one repeats."""
         self.heard = []
-        """Calls, with method, path, headers and body."""
+        """Received requests, with method, path, headers and body."""
         self.serving = set()
 
     async def serve(self, reader, writer):

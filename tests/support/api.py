@@ -1,4 +1,4 @@
-"""The HTTP API of a farm, called over real sockets by keys of every kind.
+"""Clients of the HTTP API of a replica over real sockets, with keys of any role.
 
 async with Api(farm) as api:
     admin = await api.client(Role.ADMIN)
@@ -33,7 +33,7 @@ class Api:
         return self.farm.replica.listen_url + PREFIX
 
     async def key(self, *grants):
-        """The text of a new key; a grant is a role in every show, or a role and a show."""
+        """Create a key and return its text; a grant is a role in every show, or (role, show)."""
         self._made += 1
         specs = [GrantSpec(*grant) if isinstance(grant, tuple) else GrantSpec(grant) for grant in grants]
         return (await self.keys.create(f"k{self._made}", specs, actor="test")).plain.text
@@ -48,7 +48,7 @@ class Api:
 
 
 def problem(answer, status, code):
-    """The sentence of a refusal, after a look at the rest of it."""
+    """Check a problem response and return its detail text."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     told = answer.json()
     assert (answer.status_code, told["status"], told["code"]) == (status, status, code), answer.text

@@ -1,4 +1,4 @@
-"""Commands typed in this process: `said = await typed(line)`, with its status, its output and its errors."""
+"""Runs CLI commands in this process: `result = await cli(line)` has status, out and err."""
 
 import asyncio
 import contextvars
@@ -12,7 +12,7 @@ from rota.cli.main import main
 from tests.support.harness import connections
 
 LOGGED = re.compile(r"^\d{4}-\d\d-\d\dT\S+ \[[a-z]+ *\] .*\n", re.MULTILINE)
-"""What a farm in this process logs meanwhile, such as that it was too busy: nothing that the command says."""
+"""Log lines of a replica in the same process; not output of the command."""
 
 
 class Terminal:
@@ -22,7 +22,7 @@ class Terminal:
         self.tried = []
 
     async def __call__(self, line):
-        """Of a line the words between blanks; or words as they are."""
+        """Run a command line, split at whitespace, or a list of arguments."""
         words = line.split() if isinstance(line, str) else line
         self.tried.append(" ".join(words))
         self._monkeypatch.setattr(sys, "argv", ["rota", *words])
@@ -33,19 +33,19 @@ class Terminal:
         return SimpleNamespace(status=status, out=said.out, err=LOGGED.sub("", said.err))
 
     async def out(self, line):
-        """What a line that must be accepted prints."""
+        """The output of a command line that must succeed."""
         said = await self(line)
         assert (said.status, said.err) == (0, ""), said.err
         return said.out
 
 
 class Loops(threading.local):
-    """One event loop per thread of commands, kept from command to command with its connections to PostgreSQL."""
+    """One event loop per command thread, reused between commands with its PostgreSQL connections."""
 
     runner = None
 
     def run(self, coroutine, **options):
-        """Stands for `asyncio.run`, in these threads alone."""
+        """Replaces `asyncio.run` in the command threads."""
         if not threading.current_thread().name.startswith(THREAD_NAME):
             return _run(coroutine, **options)
         if self.runner is None:
@@ -71,7 +71,7 @@ _run, asyncio.run = asyncio.run, LOOPS.run
 
 
 def _status():
-    """In a thread, because the command has an event loop of its own."""
+    """Runs in a thread, because the command starts its own event loop."""
     try:
         main()
     except SystemExit as ended:
@@ -80,12 +80,12 @@ def _status():
 
 
 def close():
-    """End the loops of all threads; no command runs any more."""
+    """Close the loops of all threads, after the last command."""
     THREADS.shutdown()
     while RUNNERS:
         RUNNERS.pop().close()
 
 
 def rows(text):
-    """Its lines without the padding of tables."""
+    """Lines without table padding."""
     return [" ".join(line.split()) for line in text.splitlines()]

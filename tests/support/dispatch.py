@@ -1,4 +1,4 @@
-"""A dispatcher whose turns a test takes one by one: real PostgreSQL and Redis, workers that only beat, no NATS.
+"""A dispatcher stepped by the test: real PostgreSQL and Redis, workers that only send heartbeats, no NATS.
 
 rig = await Rig(database, redis).open()
 await rig.show("film", {"farm": 8}, managed=True)
@@ -39,7 +39,7 @@ TURNS_MAX = 12
 
 
 class Mute:
-    """Takes every message, and delivers none."""
+    """Accepts every message and delivers none."""
 
     connected = True
 
@@ -48,7 +48,7 @@ class Mute:
 
 
 class Noting(AccountingService):
-    """Remembers how often it was asked, and why it said no."""
+    """Counts booking calls and records refusals."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -83,7 +83,7 @@ class Rig:
         self._workers = {}
 
     async def open(self):
-        """On an empty database."""
+        """Empty the database and take the leases."""
         async with self.database.transaction() as tx:
             for statement in CLEAR:
                 await tx.run(statement)
@@ -94,7 +94,7 @@ class Rig:
         return self
 
     async def show(self, name, shares, *, managed=False, folder=None, point=None, jobs=-1):
-        """`shares` are bursts in cores by pool, of pools that are made when they are new."""
+        """`shares` maps pools to bursts in cores; missing pools are created."""
         await self._change("create_show", name)
         await self._change("create_folder", name, "default", caps=CapsUpdate(**(folder or {})))
         if point is not None:
@@ -113,7 +113,7 @@ class Rig:
             self.pools[name] = PoolId(change.after.id)
 
     def route(self, topics, **status):
-        """`status` of pools that are not active."""
+        """`status` is given for pools that are not active."""
         pools = {
             name: Pool(pool, PoolSpec(name=name, **({"status": status[name]} if name in status else {})))
             for name, pool in self.pools.items()
@@ -133,20 +133,20 @@ class Rig:
         return submitted.job
 
     async def turn(self):
-        """One turn of the dispatcher with all that waits, and the rounds that it begins."""
+        """One dispatcher turn over all waiting frames, and the rounds it starts."""
         await self.dispatcher._refresh(None)
         async with asyncio.TaskGroup() as tasks:
             await self.dispatcher._start_rounds(tasks)
 
     async def settle(self):
-        """Turns until one asks nothing of the books: whatever started or was refused, so it stays."""
+        """Run turns until one makes no booking call, so that the state is stable."""
         self.books.refusals.clear()
         for _ in range(TURNS_MAX):
             before = self.books.asked
             await self.turn()
             if self.books.asked == before:
                 return
-        raise AssertionError(f"dispatch does not come to rest within {TURNS_MAX} turns")
+        raise AssertionError(f"dispatch is not stable after {TURNS_MAX} turns")
 
     async def started(self, job):
         return await self.database.value(STARTED, job)

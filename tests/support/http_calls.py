@@ -1,5 +1,6 @@
-"""A call of every route there is, made from what routes say of themselves: paths, parameters and bodies are filled from
-words by name, so a new route is called without being told of here, and one with a name nobody knows fails.
+"""Builds a call of any route from its OpenAPI description: paths, parameters and bodies are filled from values by name.
+
+A new route is covered without changes here; an unknown parameter name fails.
 """
 
 import json
@@ -24,39 +25,39 @@ class Call(msgspec.Struct, frozen=True):
     async def by(self, client):
         headers = {"content-type": self.kind} if self.body is not None else {}
         path = self.path.removeprefix("/api/v1")
-        asked = client.stream(self.method, path, params=self.params, content=self.body, headers=headers)
-        async with asked as answer:
-            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                await answer.aread()
-                return answer
-            begins = await anext(answer.aiter_bytes())  # it has no end
-            return httpx.Response(answer.status_code, content=begins)
+        request = client.stream(self.method, path, params=self.params, content=self.body, headers=headers)
+        async with request as response:
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                await response.aread()
+                return response
+            first_bytes = await anext(response.aiter_bytes())  # the stream is endless
+            return httpx.Response(response.status_code, content=first_bytes)
 
 
 class Caller:
     def __init__(self):
         self._told = openapi.document(CONTROLLERS)["paths"]
 
-    def call(self, route, words, *, bare=False):
-        """`bare`: without what may be left out."""
+    def call(self, route, values, *, bare=False):
+        """`bare`: without optional parameters."""
         told = self._told[route.path][route.method.lower()]
         path, params = route.path, {}
-        for one in told.get("parameters", ()):
-            name = one["name"]
-            assert name in words or not one["required"], f"{route.path}: say what {name} is in the words of this test"
-            if one["in"] == "path":
-                path = path.replace(f"{{{name}}}", words[name])
-            elif one["in"] == "query" and name in words and (one["required"] or not bare):
-                params[name] = words[name]
+        for parameter in told.get("parameters", ()):
+            name = parameter["name"]
+            assert name in values or not parameter["required"], f"{route.path}: add a value for {name} to the test"
+            if parameter["in"] == "path":
+                path = path.replace(f"{{{name}}}", values[name])
+            elif parameter["in"] == "query" and name in values and (parameter["required"] or not bare):
+                params[name] = values[name]
         lines = LINES in told.get("requestBody", {}).get("content", {})
         if not lines and route.body is None:
             return Call(route.method, path, params)
-        body = _filled(msgspec.inspect.type_info(Submission if lines else route.body), words)
+        body = _filled(msgspec.inspect.type_info(Submission if lines else route.body), values)
         return Call(route.method, path, params, json.dumps(body), LINES if lines else "application/json")
 
 
 def _has_parts(kind):
-    """Whether it is something else than what a word names."""
+    """Whether the type is composite, so that no single value fills it."""
     match kind:
         case msgspec.inspect.UnionType(types=types):
             return any(_has_parts(each) for each in types)
@@ -65,25 +66,25 @@ def _has_parts(kind):
     return False
 
 
-def _filled(kind, words):
-    """Something of this type: what it must have, and what the words name."""
+def _filled(kind, values):
+    """A value of this type: its required fields, and those with a value of that name."""
     match kind:
         case msgspec.inspect.StructType(fields=fields):
             return {
-                field.encode_name: words[field.name] if field.name in words else _filled(field.type, words)
+                field.encode_name: values[field.name] if field.name in values else _filled(field.type, values)
                 for field in fields
-                if field.required or (field.name in words and not _has_parts(field.type))
+                if field.required or (field.name in values and not _has_parts(field.type))
             }
         case msgspec.inspect.EnumType(cls=cls):
             return next(iter(cls)).value
         case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
-            return [_filled(item, words)]
+            return [_filled(item, values)]
         case msgspec.inspect.StrType():
-            return words["name"]
+            return values["name"]
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
             return 1
         case msgspec.inspect.DateTimeType():
             return "2026-01-31T00:00:00Z"
         case msgspec.inspect.UnionType(types=types):
-            return _filled(types[0], words)
-    raise AssertionError(f"say here how a body with {kind} is filled")
+            return _filled(types[0], values)
+    raise AssertionError(f"add a case for {kind}")

@@ -1,4 +1,4 @@
-"""What the tests of submissions share: a show to submit to, submissions, and what is left of them in the tables."""
+"""Helpers for submission tests: a show, submissions, and counts of the rows they write."""
 
 from rota.accounting.admin import QuotaAdmin
 from rota.model.jobs.submission import LayerSpec, Submission
@@ -48,11 +48,11 @@ async def a_show(database, show="film", folders=("default", "shots"), depts=("de
 
 
 def task(name="noop", value=None, *, show="film", layer=None, **more):
-    """A submission of one layer; `layer` is more of the layer."""
+    """A submission of one layer; `layer` has further fields of the layer."""
     return Submission(show=show, layers=(LayerSpec(task=name, input=value, **(layer or {})),), **more)
 
 
 async def left(database):
-    """Rows that submitting writes, those that are there."""
+    """Counts of the rows that a submission writes, without zeros."""
     row = await database.row(LEFT)
     return {name: count for name, count in row.items() if count}

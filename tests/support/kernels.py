@@ -1,4 +1,4 @@
-"""A policy that answers from a table: by topic, what it says; and what else a kernel may do to those who ask it."""
+"""Policy kernels for tests: one that decides by topic from a table, one that never answers, and kernel errors."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ TABLE = {
 
 
 class Table:
-    """Answers by topic, ALLOW where it has none; remembers what it was asked."""
+    """Decides by topic, ALLOW by default; records its requests."""
 
     def __init__(self, **said):
         self.said = {**TABLE, **said}
@@ -40,7 +40,7 @@ class Table:
 
     @property
     def asked(self):
-        """Topics, one list per call."""
+        """Requested topics, one list per call."""
         return [[each.asked.topic for each in call] for call in self.questions]
 
     @property

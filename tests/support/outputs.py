@@ -1,4 +1,4 @@
-"""A farm whose outputs are looked at, by rules that a test may change at any time."""
+"""A replica that checks outputs, with rules that a test may change at any time."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ FROM ({LAYER}) AS of_job""")
 
 
 async def an_output(database, job, token):
-    """An output of a job that is kept back, made by hand; returns its id."""
+    """Insert a quarantined output of a job; returns its id."""
     meta = OutputMeta(show="film", topic="default", layer="main")
     await database.run(ADD_END, token, job, msgspec.msgpack.encode("kept"))
     await database.run(ADD_OUTPUT, token, job, msgspec.msgpack.encode(meta))
@@ -35,7 +35,7 @@ async def an_output(database, job, token):
 
 
 class Watched(Farm):
-    """A farm whose outputs are looked at; the rules may be changed at any time."""
+    """A `Farm` that checks outputs; the rules may be changed at any time."""
 
     def __init__(self, *where, rules=DEFAULT_RULES, mode=None, topics=None, **more):
         super().__init__(*where, **more)
@@ -54,7 +54,7 @@ class Watched(Farm):
         return replica
 
     async def scanned(self):
-        await until(self._is_scanned, what="every scan settled")
+        await until(self._is_scanned, what="the end of all scans")
 
     async def _is_scanned(self):
         return await self.database.value(SCANS) == 0
@@ -67,7 +67,7 @@ class Watched(Farm):
         await until(reached, what=f"job {job} {wanted}")
 
     async def submit_layers(self, *layers, show="film"):
-        """A job with a layer for each: a task and what it is called with."""
+        """Submit a job with one layer for each (task, *args)."""
         specs = tuple(
             LayerSpec(name=f"l{number}", task=task, input={"args": list(args), "kwargs": {}} if args else None)
             for number, (task, *args) in enumerate(layers)

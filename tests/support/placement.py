@@ -1,4 +1,4 @@
-"""A registry with a clock that a test moves, and workers that say what a test wants."""
+"""A worker registry with a manual clock, and heartbeats composed by the test."""
 
 import asyncio
 from uuid import UUID, uuid5
@@ -12,7 +12,7 @@ SPACE = UUID(int=7)
 
 
 class Moved:
-    """A clock that stands still unless it is told."""
+    """A clock that only the test advances."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -43,7 +43,7 @@ ALL_RULES = RoutingSettings(overload_accounted=True)
 
 
 class Fleet:
-    """`farm` runs every topic, unless routes are given."""
+    """A registry; the pool `farm` runs every topic unless routes are given."""
 
     def __init__(self, given=None, **more):
         self.clock = Moved()
@@ -52,7 +52,7 @@ class Fleet:
         self.numbers = {}
 
     def beat(self, name="w", **said):
-        """The next heartbeat of a worker; what it says besides its defaults stays said."""
+        """The next heartbeat of a worker; non-default fields persist in later heartbeats."""
         number, before = self.numbers.get(name, (0, {}))
         said = {**before, **said}
         given = {"pool": "farm", "slots": 10, "cores": 1000, "number": number + 1, **said}
@@ -61,7 +61,7 @@ class Fleet:
         return self.registry.record_heartbeat(Heartbeat(worker=id_of(name), name=name, **given))
 
     def place(self, wanted, n=1, **more):
-        """Plan, reserve, and assign for good. Returns the frames by worker's name."""
+        """Plan, reserve and assign frames; returns their numbers by worker name."""
         plan = self.registry.plan(wanted, n, **more)
         held = self.registry.reserve(plan)
         first = max((0, *(end for _, end in getattr(self, "given", [])))) + 100

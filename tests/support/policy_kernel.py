@@ -1,4 +1,4 @@
-"""Safety kernels for tests: a real one in this process or in its own, and one that lies."""
+"""Policy kernels for tests: a real one in this or a separate process, and a faulty one."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ DENYING = "rules: [{id: b, decision: deny}]\n"
 
 
 def asking(port, **safety):
-    """Settings of who asks a kernel on this port; patient breakers unless told otherwise."""
+    """Client settings for a kernel on this port; the circuit breaker stays open long by default."""
     return Settings(
         safety_kernel=SafetyKernelSettings(addr=f"127.0.0.1:{port}"),
         safety=SafetySettings(**{"timeout": 2.0, "circuit_open_for": 30.0, **safety}),
@@ -30,7 +30,7 @@ def asking(port, **safety):
 
 
 def deciding(path, **kernel):
-    """Settings of a kernel."""
+    """Kernel settings."""
     return Settings(
         policy=PolicySettings(file=str(path)),
         safety_kernel=SafetyKernelSettings(**{"port": 0, "health_port": 0, **kernel}),
@@ -57,7 +57,7 @@ async def serving(path, redis=None, **kernel):
 
 
 async def spawned(spawn, path, port, health_port=0):
-    """A kernel in a process of its own."""
+    """A kernel in a separate process."""
     env = {
         "ROTA_POLICY_FILE": str(path),
         "ROTA_SAFETY_KERNEL_PORT": str(port),
@@ -67,7 +67,7 @@ async def spawned(spawn, path, port, health_port=0):
 
 
 class Liar:
-    """Answers every call with what `says` makes of it: bytes, or an exception that is a status."""
+    """Answers every call with `says(request)`: bytes, or a status code to fail with."""
 
     def __init__(self, says):
         self.says = says

@@ -1,4 +1,4 @@
-"""A TCP proxy between us and a server: delays, cuts, half-open connections, replies that never arrive."""
+"""A TCP proxy in front of a server: delays, cuts, half-open connections, lost replies."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ class Mode(Enum):
 
 
 class Proxy:
-    """Forwards `host:port` to the target. A changed mode applies to open connections and new ones alike."""
+    """Forwards `host:port` to the target. A mode change applies to open and new connections."""
 
     def __init__(self, target_host, target_port):
         self._target = (target_host, target_port)
@@ -35,28 +35,28 @@ class Proxy:
     async def close(self):
         self._server.close()
         self.cut()
-        # Not cancelled: asyncio reports a cancelled connection handler as an error of its own.
+        # Not cancelled, because asyncio logs a cancelled connection handler as an error.
         if self._links:
             _, stuck = await asyncio.wait(list(self._links), timeout=CLOSE_S)
             assert not stuck, f"connections through the proxy did not end: {stuck}"
 
     def url(self, url):
-        """`url` with the target's address replaced by ours."""
+        """`url` with the address of the target replaced by that of the proxy."""
         host, port = self._target
         assert f"{host}:{port}" in url
         return url.replace(f"{host}:{port}", f"{self.host}:{self.port}")
 
     def cut(self):
-        """Break every connection and refuse new ones, as a dead host's neighbour would."""
+        """Break every connection and refuse new ones, like an unreachable host."""
         self._mode = Mode.CUT
         self.reset()
 
     def half_open(self):
-        """Swallow everything in both directions while connections look alive."""
+        """Drop all data in both directions while connections stay open."""
         self._mode = Mode.HALF_OPEN
 
     def drop_replies(self):
-        """Requests arrive and are done; their replies are lost."""
+        """Deliver requests and drop their replies."""
         self._mode = Mode.DROP_REPLIES
 
     def heal(self):
@@ -64,7 +64,7 @@ class Proxy:
         self.delay_s = 0.0
 
     def reset(self):
-        """Break every open connection once; new ones are treated as the mode says."""
+        """Break every open connection once; the mode applies to new ones."""
         for ends in self._links.values():
             for end in ends:
                 end.transport.abort()
@@ -100,4 +100,4 @@ class Proxy:
 
 
 class _Closed(Exception):
-    """One side hung up; the other is closed too."""
+    """One side closed the connection, so the other is closed too."""

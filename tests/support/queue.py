@@ -1,4 +1,4 @@
-"""What the tests of the queue share: a clean database, a dispatcher, and counts compared with the rows."""
+"""Helpers for queue tests: an empty database, a dispatcher, and counts checked against the rows."""
 
 from uuid import UUID, uuid4
 
@@ -7,7 +7,7 @@ from rota.infra.postgres.sql import parse_query
 from rota.queue import Queue, QueueEntry, QueueMaintenance
 from tests.support.waiting import until
 
-# For the few rows of a test a tenth of the time of TRUNCATE, which makes new files.
+# For a few rows, DELETE takes a tenth of the time of TRUNCATE, which creates new files.
 TABLES = (
     *("ready_entries", "queue_claims", "queue_closures", "ready_tombstones", "queue_returned", "queue_owners"),
     *("deferred_jobs", "done_entries", "dlq_entries", "queue_terminal_count_deltas", "queue_terminal_live_counts"),
@@ -38,7 +38,7 @@ def entry(queue="film", *, job=None, **more):
 
 
 class Dispatcher:
-    """Claims in the name of a lease of its own."""
+    """Claims under its own lease."""
 
     def __init__(self, database, name="one"):
         self.queue = Queue(database)
@@ -52,7 +52,7 @@ class Dispatcher:
         return self
 
     async def claim(self, want=256, lanes=None):
-        """Claims from these lanes, or from all in which something waits."""
+        """Claim from these lanes, or from all lanes with waiting entries."""
         lanes = lanes or [candidate.lane for candidate in await self.queue.candidates()]
         return await self.queue.claim(lanes, want, self.owner) if lanes else []
 
@@ -64,7 +64,7 @@ class Dispatcher:
 
 
 class Leader:
-    """Upkeep whose steps are taken one by one, under a lease: `await leader.fold()`."""
+    """Queue maintenance stepped by the test under a lease: `await leader.fold()`."""
 
     def __init__(self, upkeep, lease):
         self.upkeep, self.lease = upkeep, lease
@@ -83,7 +83,7 @@ class Leader:
 
 
 async def counted(database, query=EXACT):
-    """Counts by queue, as a plain dictionary without queues in which nothing ever was."""
+    """Counts by queue as a plain dictionary, without queues that were never used."""
     rows = await database.rows(query)
     return {row["queue"]: plain for row in rows if any((plain := {field: row[field] for field in FIELDS}).values())}
 
@@ -101,5 +101,7 @@ SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database
 
 
 async def sessions_over(database):
-    """A process has died: PostgreSQL needs a moment to notice, and its locks hold until then."""
-    await until(lambda: database.value(OTHERS_IDLE), what="PostgreSQL to roll back what the dead process left open")
+    """Wait until PostgreSQL has ended the sessions of a dead process, which hold their locks until then."""
+    await until(
+        lambda: database.value(OTHERS_IDLE), what="PostgreSQL to roll back the transactions of the dead process"
+    )

@@ -1,12 +1,12 @@
-"""A whole farm in one process: replicas with all their services, workers with the tasks below, and a show to submit to.
+"""A cluster in one process: replicas with all their services, workers with the tasks below, and a show to submit to.
 
     async with Farm(database_url, redis_url, nats_url, prefix) as farm:
         await farm.worker(slots=8)
         job = await farm.submit("noop", frames=100)
         assert await farm.ended(job) == "SUCCEEDED"
 
-Servers are real, replicas and workers are tasks of this process: what must be killed or paused is started as a process
-of its own (`tests/chaos`).
+PostgreSQL, Redis and NATS are real; replicas and workers are tasks of this process. Tests that kill or pause them start
+separate processes (`tests/chaos`).
 """
 
 import asyncio
@@ -43,9 +43,9 @@ ORDER BY e.frame, e.attempt""")
 
 app = Rota()
 seen: dict[str, list] = {}
-"""What tasks did, by name; emptied by each farm."""
+"""What tasks did, by name; each `Farm` clears it."""
 gates: dict[str, asyncio.Event] = {}
-"""Tasks that hang wait for the event of their name."""
+"""The `hang` task waits for the event of its name."""
 
 
 @app.task(name="noop")
@@ -96,7 +96,7 @@ async def flaky(fails):
 
 @app.task(name="on_gpu")
 async def on_gpu(name):
-    """Says when it has its devices and when not any more, and lets everybody else run in between."""
+    """Records when it holds its GPUs, and yields to other tasks in between."""
     devices = context().gpus
     seen.setdefault("gpu", []).append((name, "took", devices))
     for _ in range(20):
@@ -124,7 +124,7 @@ async def hang(name):
 
 class Farm:
     def __init__(self, database_url, redis_url, nats_url, prefix, *, faces=lambda _replica: (), **sections):
-        """`faces` are what replicas serve besides, such as `rota.server.services`; `sections` are of the settings."""
+        """`faces` adds services to a replica, such as `rota.server.services`; `sections` override settings."""
         self.urls = ServerUrls(postgres=database_url, redis=redis_url, nats=nats_url)
         base = Settings()
         self.settings = msgspec.structs.replace(
@@ -164,7 +164,7 @@ class Farm:
         return replica
 
     async def show(self, name="film", *, pool="local", size=100, burst=100, managed=True):
-        """A show with a folder, a department and a share of a pool, all `default`."""
+        """Create a show with a folder and a department named `default`, and a subscription of a pool."""
         known = {item.name for item in [*await self.books.admin.pools(), *await self.books.admin.depts()]}
         if pool not in known:
             await self.books.change(lambda admin: admin.create_pool(pool, actor="test"))
@@ -179,7 +179,7 @@ class Farm:
             await self.books.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
     async def worker(self, name="w", *, slots=8, cores=None, pool="local", of="", **more):
-        """A worker of this farm, or of another app, with `gpus` when it has any; returns what ends it."""
+        """Start a worker with the tasks below, or with the app `of`; returns a function that stops it."""
         offer = RegistrationInfo(
             name=name, pool=pool, slots=slots, cores=100 * slots if cores is None else cores, **more
         )
@@ -202,7 +202,7 @@ class Farm:
         return submitted.job
 
     async def ended(self, job, within_s=15.0):
-        """The state in which a job ended."""
+        """Wait for the end of a job and return its final state."""
         row = await until(lambda: self.database.row(DONE, job), within_s=within_s, what=f"the end of job {job}")
         return row["state"]
 
@@ -216,8 +216,8 @@ class Farm:
         await until(lambda: seen.get("began", []).count(name) >= count, what=f"{name} running")
 
     async def quiet(self):
-        """Nothing is booked any more, in PostgreSQL and in Redis."""
-        await until(self._is_quiet, what="an empty farm")
+        """Wait until no proc, job or layer is left."""
+        await until(self._is_quiet, what="an idle cluster")
 
     async def _is_quiet(self):
         left = dict((await self.database.row(COUNTS)).items())
@@ -225,7 +225,7 @@ class Farm:
 
 
 def hanging(name):
-    """A task `hang` with this name waits until the gate opens."""
+    """Create the gate that the task `hang` with this name waits for."""
     gates[name] = asyncio.Event()
     return gates[name]
 

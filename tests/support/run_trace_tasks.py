@@ -1,7 +1,7 @@
-"""Agents that write down what they do, in a table that only grows and that nothing guards but the agents themselves.
+"""Agents that append a trace of their runs to an unguarded table.
 
-`AGENTS` says which there are: `name=kind:interval_ms:work_ms`, separated by spaces; kind is `sync` or `async`. Each run
-writes `begin`, a `tick` every few milliseconds while it works, and `end`.
+`AGENTS` defines them: `name=kind:interval_ms:work_ms`, separated by spaces; kind is `sync` or `async`. Each run writes
+`begin`, a `tick` every few milliseconds while it works, and `end`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def sync(work_ms):
     return body
 
 
-def on_the_loop(work_ms):
+def async_(work_ms):
     async def body(run):
         connection = await asyncpg.connect(os.environ["URL"])
         try:
@@ -53,8 +53,8 @@ def _row(run, what):
     return run.name, run.run, run.acquired_ms, what
 
 
-for word in os.environ.get("AGENTS", "").split():
-    name, _, given = word.partition("=")
+for definition in os.environ.get("AGENTS", "").split():
+    name, _, given = definition.partition("=")
     kind, interval_ms, work_ms = given.split(":")
-    make = sync if kind == "sync" else on_the_loop
+    make = sync if kind == "sync" else async_
     app.agent(every=int(interval_ms) / 1000, timeout="1h", name=name)(make(int(work_ms)))

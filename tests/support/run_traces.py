@@ -1,7 +1,7 @@
-"""What agents wrote down (`tests.support.run_trace_tasks`), and whether it could have come to be.
+"""The traces of agent runs (`tests.support.run_trace_tasks`) and the check of their invariants.
 
-T1: after a run that ended well the next begins an interval later at the earliest. T2 and F1: once another run of the
-same agent has written anything, a run writes nothing more.
+T1: after a successful run, the next starts an interval later at the earliest. T2 and F1: a run writes nothing after
+another run of the same agent has written.
 """
 
 from collections import defaultdict
@@ -30,25 +30,29 @@ class Trail:
         return [row["run"] for row in await self.rows(name) if row["what"] == "begin"]
 
     async def check(self, intervals):
-        """`intervals` are those of all agents, in ms."""
+        """`intervals` maps agents to their intervals in ms."""
         for name, interval_ms in intervals.items():
             rows = await self.rows(name)
-            _check_one_after_the_other(name, rows)
+            _check_no_overlap(name, rows)
             await self._check_not_early(name, rows, interval_ms)
 
     async def _check_not_early(self, name, rows, interval_ms):
-        well = {run["run"] for run in await history(self._database, name) if run["outcome"] == "SUCCEEDED"}
+        succeeded = {run["run"] for run in await history(self._database, name) if run["outcome"] == "SUCCEEDED"}
         begun = [(row["run"], row["acquired_ms"]) for row in rows if row["what"] == "begin"]
         for (run, at_ms), (after, after_ms) in pairwise(begun):
-            if run in well:
-                assert after_ms - at_ms >= interval_ms, f"T1: {name} ran {after} {after_ms - at_ms} ms after {run}"
+            if run in succeeded:
+                assert after_ms - at_ms >= interval_ms, (
+                    f"T1: run {after} of {name} started {after_ms - at_ms} ms after run {run}"
+                )
 
 
-def _check_one_after_the_other(name, rows):
-    places = defaultdict(list)
-    for place, row in enumerate(rows):
-        places[row["run"]].append(place)
-    for run, of_run in places.items():
-        assert of_run == list(range(of_run[0], of_run[0] + len(of_run))), f"T2: something came between {name} {run}"
+def _check_no_overlap(name, rows):
+    positions = defaultdict(list)
+    for position, row in enumerate(rows):
+        positions[row["run"]].append(position)
+    for run, of_run in positions.items():
+        assert of_run == list(range(of_run[0], of_run[0] + len(of_run))), (
+            f"T2: another run wrote during run {run} of {name}"
+        )
         assert rows[of_run[0]]["what"] == "begin"
-        assert [rows[place]["what"] for place in of_run].count("begin") == 1, f"{name} {run} began twice"
+        assert [rows[position]["what"] for position in of_run].count("begin") == 1, f"run {run} of {name} started twice"

@@ -1,4 +1,4 @@
-"""What schemathesis has to be told: how our kinds of bodies are written and read. Loaded by its SCHEMATHESIS_HOOKS."""
+"""Media types for schemathesis: how NDJSON and msgpack bodies are encoded and decoded. Loaded by SCHEMATHESIS_HOOKS."""
 
 import json
 
@@ -26,7 +26,7 @@ def unpacked(_context, response):
 
 
 def _packable(value):
-    """Whole numbers that msgpack has no form for are sent as fractions."""
+    """Integers beyond the msgpack range become floats."""
     match value:
         case dict():
             return {str(key): _packable(each) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""Sync tasks with types, for workers that run them in processes of their own."""
+"""Typed sync tasks, for workers that run them in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames as swarms: what a caller that books or releases many jobs at once makes of groups."""
+"""Converts booking groups to single-frame batches, as callers that book or release many jobs at once do."""
 
 from itertools import groupby
 
@@ -8,7 +8,7 @@ from rota.accounting.ledger import NIL_UUID, BookingGroup, SingleFrameBatch
 
 
 def gathered(groups):
-    """Neighbours of one frame and no caps that are alike but for their job and layer become a swarm, in their order."""
+    """Merge adjacent uncapped one-frame groups that differ only in job and layer into batches, keeping the order."""
     batch = []
     for kind, neighbours in groupby(groups, _kind):
         alike = list(neighbours)
@@ -24,7 +24,7 @@ def swarm_of(groups):
 
 
 def as_swarms(deleted):
-    """What was released, with all that is single in swarms, as whoever ends frames tells it."""
+    """A release result with its one-frame groups as batches, as the finisher publishes it."""
     singles = [
         BookingGroup(each.charge, NIL_UUID, each.tokens, False) for each in deleted.released if len(each.tokens) == 1
     ]

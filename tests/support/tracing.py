@@ -1,4 +1,4 @@
-"""The least that an SDK of OpenTelemetry does: spans with ids, parents, times and a place to look at them."""
+"""A minimal OpenTelemetry SDK: records spans with ids, parents and times."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ class RecordedSpan(NonRecordingSpan):
         self.status = (status, description)
 
     def end(self, end_time=None):
-        assert self.ended_ns is None, f"{self.name} was ended twice"
+        assert self.ended_ns is None, f"span {self.name} ended twice"
         self.ended_ns = end_time or time.time_ns()
 
 
@@ -60,12 +60,12 @@ class Recorder(trace.Tracer):
         return [span for span in self.spans if span.name == name]
 
     def tree(self, root):
-        """Spans below and with `root`, as (name, [children]), in the order they began."""
+        """The span tree of `root` as (name, [children]), in start order."""
         return (root.name, [self.tree(span) for span in self.spans if span.parent.span_id == root.id])
 
 
 def recording(monkeypatch):
-    """Collects the spans of this process, until the test is over."""
+    """Record the spans of this process until the end of the test."""
     recorder = Recorder()
     monkeypatch.setattr(tracing, "_tracer", lambda: recorder)
     monkeypatch.setattr(tracing, "is_enabled", lambda: True)

@@ -1,4 +1,4 @@
-"""Workflows without workers, with what Redis shows of them and the net below: told and mended when a test says so."""
+"""Workflows without workers, with the Redis mirror and the reconciler, both stepped by the test."""
 
 import json
 
@@ -45,12 +45,12 @@ class Netted(Room):
         return [(entry["step"], entry["state"], entry["topic"]) for entry in map(json.loads, entries)]
 
     async def lead(self):
-        """The lease of the reconciler, or None; who asks in the same name gets the same one."""
+        """The lease of the reconciler, or None; the same holder gets the same lease."""
         attempt = await self.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=self.lease_s, holder=self.holder)
         return next(iter(attempt.granted), None)
 
     async def mend(self):
-        """One pass of the net and what follows from it; how much was mended."""
+        """One reconciler pass and the resulting advances; returns the number of repairs."""
         mended = await self.net.run_once(await self.lead())
         await self.advance()
         return mended
@@ -59,7 +59,7 @@ class Netted(Room):
         return await self.net.pruner.prune_by_kind(await self.lead(), batch=batch)
 
     async def keep(self):
-        """What the services of a replica do by and by."""
+        """The periodic steps of a replica's services."""
         yield self.advance
         yield self.mirror.flush
         yield lambda: self.poller._run_step(self.poller.fill, POLLING)

@@ -1,8 +1,8 @@
-"""Workflows without workers: runs are advanced here, and jobs end when a test says so.
+"""Workflows without workers: the test advances runs and ends jobs.
 
 room = Room(database)
 run = await room.start(StepSpec(id="a", task="noop"))
-await room.end("a")            # its job, as a worker would have ended it
+await room.end("a")            # ends its job as a worker would
 await room.advance()
 """
 
@@ -36,7 +36,7 @@ NEWS = sql("SELECT count(*) FROM rota.workflow_news")
 
 
 async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, error=None):
-    """End a job of one layer with all its frames, in one transaction, as the engine does."""
+    """End a job of one layer with all its frames in one transaction, as the engine does."""
     async with database.transaction() as tx:
         layer = await tx.row(LAYER, job)
         values = value if layer["frames"] > 1 and isinstance(value, list) else [value] * layer["frames"]
@@ -45,7 +45,7 @@ async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, er
                 data = None if each is None else msgspec.msgpack.encode(each)
                 await tx.run(RETURN, layer["pk_layer"], frame, state, data, code, error)
         await tx.value(COUNT, layer["pk_layer"], layer["frames"], state)
-        assert await tx.rows(FINISH, job), "the job has ended before"
+        assert await tx.rows(FINISH, job), "the job had already ended"
 
 
 class Room:
@@ -64,14 +64,14 @@ class Room:
         return await self.desk.declare(WorkflowSpec(name=name, show="film", steps=steps, **more), "ann")
 
     async def start(self, *steps, given=None, name="flow", **more):
-        """A run of a workflow of these steps."""
+        """Start a run of a workflow with these steps."""
         if steps:
             await self.declare(*steps, name=name, **more)
         self.run = (await self.desk.start("film", name, given, actor="ann")).run
         return self.run
 
     async def job(self, step, run=None):
-        """The job that a step runs."""
+        """The job of a step."""
         found = await self.looking.get(run or self.run)
         return next(each.job for each in found.steps if each.id == step)
 
@@ -79,7 +79,7 @@ class Room:
         await end_job(self.database, await self.job(step, run), state, value, **more)
 
     async def advance(self):
-        """Until there is nothing to advance; how many runs were."""
+        """Advance until nothing is left to advance; returns the number of advances."""
         advanced = 0
         while some := await self.advancer.advance_batch() + await self.advancer.advance_sagas():
             advanced += some
@@ -90,14 +90,14 @@ class Room:
         return {"": found.state.value} | {step.id: step.state.value for step in found.steps}
 
     async def jobs(self, run=None):
-        """Names of the jobs that a run has ever submitted."""
+        """Names of all jobs that a run has submitted."""
         return [row["str_name"].partition(".")[2] for row in await self.database.rows(JOBS, str(run or self.run))]
 
     async def timers(self, run=None):
         return [(row["place"], row["attempt"]) for row in await self.database.rows(TIMERS, run or self.run)]
 
     async def pass_time(self, seconds):
-        """All timers come closer by so much."""
+        """Move all timers closer by `seconds`."""
         await self.database.run(PASS, float(seconds))
 
     async def told(self, run=None):

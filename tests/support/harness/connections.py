@@ -1,9 +1,9 @@
-"""PostgreSQL connections that outlive a test: returned when a test closes them, lent to the next one.
+"""A PostgreSQL connection pool shared by tests: a connection that a test closes is reused by the next one.
 
-All tests of a process share one event loop, so a connection may go from test to test with its prepared statements and
-compiled functions. `asyncpg.connect` is replaced: for a pooled database it lends a kept connection with the same
-options. A closed connection is reset (locks, listens, settings, sequences) before it is kept. A connection that is lent
-and not closed when its test ends is a leak of that test, and is cut.
+All tests of a process share one event loop, so a connection keeps its prepared statements and compiled functions
+between tests. `asyncpg.connect` is replaced: for a pooled database it returns a pooled connection with the same
+options. A closed connection is reset (locks, listens, settings, sequences) before it is pooled. A connection that is
+still open when its test ends is a leak of that test, and is terminated.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ RESET = (
     " DISCARD TEMP"
 )
 PARKED_MAX = 8
-"""Of one database, loop and set of options: a server has 200 connections for all test processes."""
+"""Per database, loop and options; the server has 200 connections for all test processes."""
 RESET_TIMEOUT_S = 2.0
 _loops = set()
 
 
 def lend_in(loop):
-    """Whoever connects in this loop is lent kept connections; it lives as long as the process."""
+    """Use pooled connections in this loop, which lives as long as the process."""
     _loops.add(loop)
 
 
 class KeptConnection(asyncpg.Connection):
-    """A connection that goes back to its keeper when it is closed."""
+    """A connection that returns to its pool when it is closed."""
 
     keeper = None
     parked = False
 
     async def set_type_codec(self, *args, **options):
-        """Nobody could undo it: whoever does this has the connection for good."""
+        """Cannot be reset, so the connection leaves the pool."""
         if self.keeper is not None:
             self.keeper.release(self)
         await super().set_type_codec(*args, **options)
@@ -47,7 +47,7 @@ class KeptConnection(asyncpg.Connection):
 
 
 class Connections:
-    """Connections of one process, by URL, event loop and options."""
+    """The pooled connections of one process, by URL, event loop and options."""
 
     def __init__(self):
         asyncpg.connect = self.connect
@@ -56,7 +56,7 @@ class Connections:
         self._kept_urls = set()
 
     def keep(self, url):
-        """Keep the connections to this database."""
+        """Pool the connections to this database."""
         self._kept_urls.add(url)
 
     async def connect(self, dsn=None, **options):
@@ -70,12 +70,12 @@ class Connections:
         return connection
 
     def release(self, connection):
-        """It is closed when its test closes it."""
+        """Remove a connection from the pool, so that closing it really closes it."""
         self._lent.discard(connection)
         connection.keeper = None
 
     async def park(self, connection):
-        """Whether it is kept: not when it is busy, broken or in a transaction."""
+        """Reset and pool a connection; False if it is busy, broken or in a transaction."""
         self._lent.discard(connection)
         connection.keeper = None
         full = len(self._parked.get(connection.key, ())) >= PARKED_MAX
@@ -95,11 +95,11 @@ class Connections:
         return True
 
     def pids(self, url):
-        """Backends of this database that are kept for the next test."""
+        """Backend pids of the pooled connections of this database."""
         return [connection.get_server_pid() for connection in self._of(url)]
 
     def leaked(self):
-        """Connections that nobody closed; they are cut."""
+        """Terminate and return the connections that the test did not close."""
         left, self._lent = [item for item in list(self._lent) if not item.is_closed()], set()
         for connection in left:
             connection.keeper = None
@@ -107,7 +107,7 @@ class Connections:
         return left
 
     def forget(self, url):
-        """Cut every kept connection of this database."""
+        """Terminate every pooled connection of this database."""
         for connection in self._of(url):
             self._cut(connection)
         self._parked = {key: kept for key, kept in self._parked.items() if key[0] != url}
@@ -128,7 +128,7 @@ class Connections:
             connection = kept.pop()
             connection.parked = False
             try:
-                # One that the server cut is not known to be closed while its loop stands still.
+                # A loop that was not running has not noticed a connection closed by the server.
                 await connection.execute("SELECT 1", timeout=RESET_TIMEOUT_S)
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 connection.terminate()
@@ -141,7 +141,7 @@ class Connections:
 
     def _cut(self, connection):
         connection.parked = False
-        connection._loop.call_soon_threadsafe(connection.terminate)  # perhaps a loop of another thread
+        connection._loop.call_soon_threadsafe(connection.terminate)  # the loop may belong to another thread
 
 
 def _alive(connection):

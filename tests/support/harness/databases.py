@@ -1,9 +1,9 @@
-"""Databases for tests: a few per process, emptied after each test and used again.
+"""Databases for tests: a few per process, emptied after each test and reused.
 
-A copy of the template costs 60 to 200 ms, and a new connection to it compiles every PL/pgSQL function again: 0.4 s for
-a farm. So `DatabasePool` lends a database, empties the tables that have rows when the test has ended, and keeps the
-connections that the test returned (see `connections`). A database is dropped, not emptied, when a test changed its
-schema or left a session behind: the next test never starts from what another one did.
+Copying the template costs 60 to 200 ms, and a new connection compiles every PL/pgSQL function again: 0.4 s for a
+replica. So `DatabasePool` lends a database, empties its tables after the test, and keeps the connections that the test
+closed (see `connections`). A database whose schema was changed or that has a leaked session is dropped instead, so that
+a test never sees changes of another one.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.support.waiting import CLOSED_WITHIN_S, until_closed
 
 NUMBERS = itertools.count()
 
-# DELETE is quicker than TRUNCATE for few rows, because it makes no new files; TRUNCATE for tables with old dead rows.
+# For few rows DELETE is faster than TRUNCATE, because it creates no files; TRUNCATE is faster with many dead rows.
 EMPTY = """
 DO $$
 DECLARE
@@ -42,7 +42,7 @@ BEGIN
     END LOOP;
 END $$"""
 
-# Whatever is not a row of a table: two databases with the same fingerprint differ in rows and sequences only.
+# Everything except rows: two databases with the same fingerprint differ only in rows and sequences.
 FINGERPRINT = """
 SELECT string_agg(part, ' ' ORDER BY part) FROM (
     SELECT 'class ' || count(*) || ' ' || sum(hashtext(concat(c.oid, relname, relkind, relpersistence, reloptions,
@@ -79,7 +79,7 @@ WHERE datname = %s AND pid <> ALL (%s) AND application_name <> 'rota tests'"""
 
 
 class DatabasePool:
-    """Databases of one process. `lend` gives one that is as the template is; `take_back` checks and empties it."""
+    """Databases of one process. `lend` returns one equal to the template; `take_back` checks and empties it."""
 
     def __init__(self, admin, stack, connections, template):
         self._admin = admin
@@ -89,17 +89,17 @@ class DatabasePool:
         self._idle = []
         self._template = None
         self._cleaners = {}
-        """One session per database that empties it: a new one each time would cost more than the emptying."""
+        """One cleanup session per database, because opening a session costs more than the cleanup."""
 
     def lend(self, *, new=False):
         return self._idle.pop() if self._idle and not new else self._make()
 
     def take_back(self, name):
-        """Empty the database for the next test; fails, and drops it, when a session of this test is still there."""
-        strangers = self._strangers(name)
-        if strangers:
+        """Empty the database for the next test; drops it and fails if the test left a session open."""
+        leaked = self._leaked_sessions(name)
+        if leaked:
             self.drop(name)
-            raise AssertionError(f"connections to PostgreSQL left behind: {strangers}")
+            raise AssertionError(f"connections to PostgreSQL left behind: {leaked}")
         if self._emptied(self._cleaner(name)):
             self._idle.append(name)
         else:
@@ -130,8 +130,8 @@ class DatabasePool:
             self._cleaners[name] = cleaner
         return cleaner
 
-    def _strangers(self, name):
-        """Sessions that are neither kept for the next test nor gone within the time that closing one takes."""
+    def _leaked_sessions(self, name):
+        """Sessions that are not pooled and are still open after the close timeout."""
         deadline = time.monotonic() + CLOSED_WITHIN_S
         kept = self._connections.pids(self._stack.database_url(name))
         while found := self._admin.execute(SESSIONS, [name, kept]).fetchall():
@@ -149,12 +149,12 @@ class DatabasePool:
             connection.execute(EMPTY)
             self._template.restore(connection)
         except psycopg.Error:
-            return False  # whatever it is, the next test does not begin with it
+            return False  # the database is dropped, so the next test is not affected
         return True
 
 
 class Template:
-    """What a migrated database has before anybody uses it: a few rows, and where its sequences begin."""
+    """The initial state of a migrated database: its rows and sequence values."""
 
     def __init__(self, fingerprint, tables, rows, sequences):
         self.fingerprint = fingerprint
@@ -188,7 +188,7 @@ class Template:
 
 def make_database(admin, template):
     name = f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(NUMBERS)}"
-    # Copying files is quicker than the default, which PostgreSQL 14 does not know by that name.
+    # Copying files is faster than the default strategy; PostgreSQL 14 has no STRATEGY option.
     strategy = "STRATEGY FILE_COPY" if admin.info.server_version >= 150000 else ""
     admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
     return name
@@ -196,7 +196,7 @@ def make_database(admin, template):
 
 @contextlib.contextmanager
 def fresh_database(admin, stack, template):
-    """URL of a database of one test's own, dropped afterwards; fails when a session is left behind."""
+    """URL of a private database, dropped afterwards; fails if a session is left open."""
     name = make_database(admin, template)
     try:
         yield stack.database_url(name)

@@ -1,7 +1,7 @@
-"""Where the time of a run went: the slowest tests, the time by folder, and a limit for a single test.
+"""Test durations: the slowest tests, the time by folder, and a limit for a single test.
 
-A test that takes longer than `LIMIT_S` fails the run unless it is marked `@pytest.mark.slow("why")`. On a machine that
-is busy with other work the limit grows with its load, so that the same tests pass there.
+A test that takes longer than `LIMIT_S` fails the run unless it is marked `@pytest.mark.slow("why")`. The limit grows
+with the load of the machine.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 LIMIT_S = 15.0
 SHOWN = 40
 SHOWN_FROM = 500
-"""A run of fewer tests shows no table: `--durations` does."""
+"""Smaller runs print no table; use `--durations` there."""
 
 
 class Durations:

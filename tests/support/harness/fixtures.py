@@ -1,4 +1,4 @@
-"""Fixtures and hooks every test has. Loaded by pytest itself (see pyproject), so nothing here is imported by tests."""
+"""Fixtures and hooks of all tests. Loaded by pytest as a plugin (see pyproject)."""
 
 import asyncio
 import itertools
@@ -37,16 +37,16 @@ NUMBERS = itertools.count()
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "soak: takes long; run by `make soak` only")
-    config.addinivalue_line("markers", "slow(reason): may take longer than 15 s, and why it has to")
-    config.addinivalue_line("markers", "keeps_scripts: on a Redis on which no other test flushes scripts")
-    config.addinivalue_line("markers", "new_database: made for this test, with no old rows in its files")
-    config.addinivalue_line("markers", "no_days: without the partitions that the first server makes")
-    config.addinivalue_line("markers", "new_connections: PostgreSQL sessions are opened and closed, not kept")
-    # A background job, nohup or cron ignores SIGINT, and every child would inherit that: tests press Ctrl-C.
+    config.addinivalue_line("markers", "soak: takes long; run only by `make soak`")
+    config.addinivalue_line("markers", "slow(reason): may take longer than 15 s, for this reason")
+    config.addinivalue_line("markers", "keeps_scripts: uses a Redis server whose scripts no other test flushes")
+    config.addinivalue_line("markers", "new_database: uses a newly created database without dead rows")
+    config.addinivalue_line("markers", "no_days: without the day partitions that the first server creates")
+    config.addinivalue_line("markers", "new_connections: PostgreSQL connections are not pooled")
+    # Under nohup or cron SIGINT is ignored and children would inherit that, but tests send SIGINT.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    logs.configure("console", "warning")  # unconfigured, structlog prints to stdout, with the locals of every frame
+    logs.configure("console", "warning")  # unconfigured structlog prints to stdout, with local variables
     if not hasattr(config, "workerinput"):
         config.stash[SERVERS] = SharedServers()
         config.pluginmanager.register(Durations())
@@ -54,7 +54,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    # The longest first, so that no process ends its run long after the others.
+    # Slow tests first, so that all processes finish at about the same time.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not config.option.markexpr:
         chosen = [item for item in items if "soak" not in item.keywords]
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item):
-    """In CI nothing is skipped: what is missing there has to be installed."""
+    """A skipped test fails in CI: missing programs must be installed there."""
     outcome = yield
     report = outcome.get_result()
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
@@ -74,7 +74,7 @@ def pytest_runtest_makereport(item):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector):
-    """A module that skips itself is skipped, too."""
+    """The same for skipped modules."""
     outcome = yield
     report = outcome.get_result()
     if report.skipped and os.environ.get("CI"):
@@ -94,7 +94,7 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(scope="session")
 def stack(request):
-    """URLs of the run's shared PostgreSQL, Valkey and NATS."""
+    """URLs of the shared PostgreSQL, Valkey and NATS."""
     given = getattr(request.config, "workerinput", None)
     return Stack(**given["stack"]) if given else request.config.stash[SERVERS].stack()
 
@@ -107,7 +107,7 @@ def _admin(stack):
 
 @pytest.fixture(scope="session")
 def _redis_admins(stack):
-    """Clients of both servers, by whether it is the calm one."""
+    """Clients of both Redis servers, by `calm`."""
     admins = {}
     for calm in (False, True):
         admins[calm] = Redis.from_url(stack.redis_db_url(0, calm=calm), single_connection_client=True)
@@ -119,7 +119,7 @@ def _redis_admins(stack):
 
 @pytest.fixture(autouse=True)
 def _no_leaked_tasks(request):
-    """A test that leaves a task behind fails. Set up first, so it looks after every other fixture is done."""
+    """Fails a test that leaks a task. Set up first, so that it checks after all other fixtures."""
     if request.node.get_closest_marker("asyncio") or "_connections" in request.fixturenames:
         request.getfixturevalue("_tasks_end_with_the_test")
 
@@ -127,32 +127,32 @@ def _no_leaked_tasks(request):
 @pytest.fixture
 async def _tasks_end_with_the_test():
     yield
-    for _ in range(10):  # what was cancelled or closed just now still needs a turn of the loop
+    for _ in range(10):  # recently cancelled or closed tasks need a few loop iterations
         await asyncio.sleep(0)
     leaked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    told = f"tasks left behind: {leaked}"
+    message = f"tasks left behind: {leaked}"
     for task in leaked:
-        task.cancel()  # the loop is that of the next test, too
+        task.cancel()  # the next test uses the same loop
     if leaked:
         await asyncio.wait(leaked, timeout=5)
-    assert not leaked, told
+    assert not leaked, message
 
 
 @pytest.fixture(scope="session")
 async def _connections():
-    """Connections that are kept from test to test; all tests of a process run in this event loop."""
+    """Pooled connections; all tests of a process run in this event loop."""
     lend_in(asyncio.get_running_loop())
     kept = Connections()
     yield kept
     kept.close()
-    await asyncio.sleep(0)  # transports close in the next turn
+    await asyncio.sleep(0)  # transports close in the next loop iteration
     if commands := sys.modules.get("tests.support.commands"):
         await asyncio.to_thread(commands.close)
 
 
 @pytest.fixture(scope="session")
 def _pools(_admin, stack, _connections):
-    """Databases by their template and by whether connections to them are kept."""
+    """Database pools by template and by whether connections are pooled."""
     pools = {
         (template, kept): DatabasePool(_admin, stack, _connections, template)
         for template in (TEMPLATE, TEMPLATE_WITHOUT_DAYS)
@@ -165,11 +165,11 @@ def _pools(_admin, stack, _connections):
 
 @pytest.fixture
 def database_url(request, _pools, _connections, stack):
-    """URL of a database with Rota's schema and nothing else in it."""
-    marks = {mark.name for mark in request.node.iter_markers()}
-    kept = "new_connections" not in marks
-    databases = _pools[TEMPLATE_WITHOUT_DAYS if "no_days" in marks else TEMPLATE, kept]
-    name = databases.lend(new="new_database" in marks)
+    """URL of a database with Rota's schema and no data."""
+    markers = {marker.name for marker in request.node.iter_markers()}
+    kept = "new_connections" not in markers
+    databases = _pools[TEMPLATE_WITHOUT_DAYS if "no_days" in markers else TEMPLATE, kept]
+    name = databases.lend(new="new_database" in markers)
     url = stack.database_url(name)
     if kept:
         _connections.keep(url)
@@ -182,7 +182,7 @@ def database_url(request, _pools, _connections, stack):
 
 @pytest.fixture
 def empty_database_url(_admin, stack):
-    """URL of a fresh database with nothing in it."""
+    """URL of a new, empty database."""
     with fresh_database(_admin, stack, "template0") as url:
         yield url
 
@@ -198,7 +198,7 @@ async def database(database_url):
 
 @pytest.fixture
 def redis_url(request, stack, _redis_admins):
-    """URL of an empty logical database of the shared Valkey; what is left in it must be ours or about to expire."""
+    """URL of an empty logical database of the shared Valkey; leftover keys must be declared or have a TTL."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = REDIS_DATABASES // max(16, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     number = worker * share + 1 + next(NUMBERS) % (share - 1)
@@ -239,7 +239,7 @@ def nats_url(stack):
 
 @pytest.fixture
 async def bus_prefix(nats_url):
-    """A word of this test's own for stream names; streams that carry it are removed afterwards."""
+    """A unique prefix for stream names; streams with it are deleted afterwards."""
     import nats
 
     prefix = f"T{os.environ.get('PYTEST_XDIST_WORKER', 'main').upper()}X{next(NUMBERS)}"
@@ -254,19 +254,19 @@ async def bus_prefix(nats_url):
 
 @pytest.fixture(scope="session")
 def made_data(tmp_path_factory):
-    """A data directory in which a stack has been started and stopped: copying it saves an initdb."""
+    """A data directory of a stack that was started and stopped; copying it saves an initdb."""
     directory = tmp_path_factory.mktemp("made") / "data"
 
-    # In a process of its own, since this one may be in the middle of a test's event loop.
+    # In a separate process, because this one may be running an event loop.
     owner = [sys.executable, "-m", "tests.integration.local.stack_owner", str(directory)]
     subprocess.run(owner, input=b"\n", check=True, capture_output=True, timeout=60)
-    (directory / "state.json").unlink()  # each copy chooses ports of its own
+    (directory / "state.json").unlink()  # each copy chooses its own ports
     return directory
 
 
 @pytest.fixture
 async def private_stack(request):
-    """Factory for servers of this test's own, to be killed or filled: `await private_stack("redis", …)`."""
+    """Factory for private servers that a test may kill or fill: `await private_stack("redis", …)`."""
     started = []
 
     async def start(*servers, **options):
@@ -285,7 +285,7 @@ async def private_stack(request):
 
 
 class PrivateRedis:
-    """A Valkey of one test's own."""
+    """A private Valkey server."""
 
     def __init__(self, server):
         self._server = server
@@ -299,7 +299,7 @@ class PrivateRedis:
         return self._server.process.pid
 
     async def kill(self):
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL and wait for the exit."""
         os.kill(self.pid, 9)
         await self._server.process.wait()
 
@@ -328,7 +328,7 @@ async def _cluster_is_up(client):
 
 @pytest.fixture
 async def spawn():
-    """Factory for a second process of ours: `await spawn("module", *args, env={...})`."""
+    """Factory for separate processes: `await spawn("module", *args, env={...})`."""
     started = []
 
     async def start(module, *args, **more):
@@ -343,7 +343,7 @@ async def spawn():
 
 @pytest.fixture
 async def proxy():
-    """Factory for a bad network: `await proxy(host, port)`."""
+    """Factory for proxies that simulate network faults: `await proxy(host, port)`."""
     started = []
 
     async def start(host, port):

@@ -1,6 +1,6 @@
-"""Hunting a test that fails now and then: `make tests ARGS="-k lease --repeat 200 --burn 2"`.
+"""Options to reproduce flaky tests: `make tests ARGS="-k lease --repeat 200 --burn 2"`.
 
-`--repeat N` runs each test N times; `--burn N` keeps N cores busy meanwhile, as a machine does that is shared.
+`--repeat N` runs each test N times; `--burn N` keeps N cores busy meanwhile, like a shared machine.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("hunting tests that fail now and then")
+    group = parser.getgroup("reproducing flaky tests")
     group.addoption("--repeat", type=int, default=1, metavar="N", help="run each test N times")
     group.addoption("--burn", type=int, default=0, metavar="N", help="keep N cores busy during the run")
 

@@ -2,10 +2,10 @@
 
 Starting an interpreter and importing Rota costs 0.5 s of CPU; a fork costs 10 ms. A request on the socket FD is JSON
 (`module`, `words`, `env`, `cwd`) with four descriptors: standard input, output, error, and a pipe, to which the child
-writes its pid and the server later its exit status, two signed 32-bit integers. The child has a session of its own and
-the default signal handlers, and runs a module the way `python -m` does.
+writes its pid and the server later its exit status, two signed 32-bit integers. The child has its own session and the
+default signal handlers, and runs a module like `python -m`.
 
-It has no threads, so forking it is safe. When the socket closes it kills its children and ends.
+The server has no threads, so forking is safe. When the socket closes, it kills its children and exits.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ import rota
 REQUEST_MAX = 1 << 20
 PRELOADED = ("uvloop", "tests.support.queue", "tests.support.jobs")
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""By every Python."""
+"""Python ignores these signals by default."""
 DEFAULT = [s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP, *IGNORED)]
 
 
-def forkable(words):
-    """The module and arguments that `words` run; None when only exec can run them."""
-    if words[:2] == [sys.executable, "-m"]:
-        return words[2], words[2:]
-    if Path(words[0]) == Path(sys.executable).with_name("rota"):
-        return "rota.cli", words
+def forkable(command):
+    """The module and arguments of a command; None if it needs exec."""
+    if command[:2] == [sys.executable, "-m"]:
+        return command[2], command[2:]
+    if Path(command[0]) == Path(sys.executable).with_name("rota"):
+        return "rota.cli", command
     return None
 
 
@@ -52,10 +52,10 @@ class Server:
             os.set_inheritable(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes the socket
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C and closes the socket
 
     def serve(self):
-        """Returns in each child with the request that it is to carry out; in the server when the socket is closed."""
+        """Returns the request in each child, and None in the server when the socket closes."""
         while True:
             ready, _, _ = select.select([self._requests, self._ended], [], [])
             if self._ended in ready:
@@ -87,14 +87,14 @@ class Server:
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
         os.setsid()
-        tell(fds[3], os.getpid())  # from here on it can be sent signals
+        write_number(fds[3], os.getpid())  # from here on the child can receive signals
         for target, fd in enumerate(fds[:3]):
             os.dup2(fd, target)
         for fd in (*fds, *self._children.values(), self._ended):
             if fd > 2:
                 os.close(fd)
         self._requests.close()
-        # The old ones remember what kind of file they had.
+        # The inherited stream objects cache properties of the old files.
         sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -109,12 +109,12 @@ class Server:
             if pid == 0:
                 return
             fd = self._children.pop(pid)
-            tell(fd, os.waitstatus_to_exitcode(status))
+            write_number(fd, os.waitstatus_to_exitcode(status))
             os.close(fd)
 
 
-def tell(fd, number):
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+def write_number(fd, number):
+    with contextlib.suppress(BrokenPipeError):  # the test process has closed the pipe
         os.write(fd, struct.pack("i", number))
 
 
@@ -128,9 +128,9 @@ def main(fd):
     if request is None:
         return
     random.seed()
-    # Armed by the environment when it is imported, see `rota.infra.failpoints`.
+    # Reads its environment variables at import, see `rota.infra.failpoints`.
     importlib.reload(sys.modules["rota.infra.failpoints"])
-    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # of runpy, for what was preloaded
+    warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # runpy warns about preloaded modules
     module, sys.argv = request["module"], request["words"]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

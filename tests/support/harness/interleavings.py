@@ -1,11 +1,11 @@
-"""Coroutines as if each were a process of its own, one step of one of them at a time.
+"""Deterministic interleaving of coroutines that simulate processes, one step at a time.
 
-A step is one round trip to a server. Before each a process stops and waits for its turn; the schedule lets one of them
-go, and waits until it stands before its next step, has ended, or waits for a lock that another process holds. So which
-step falls between which others is decided by a random number generator alone: the same seed, the same story.
+A step is one round trip to a server. A process blocks before each step; the schedule releases one process and waits
+until it reaches its next step, ends, or waits for a lock held by another. The order of steps depends only on a random
+number generator, so a seed replays a schedule.
 
-A turn may also be a bad one (`Verdict`): the process dies, or the call is not sent, or its reply is lost, or it is
-given up by the process and carried out much later. To be paused is no verdict: it is not to be chosen for a long time.
+A turn may inject a fault (`Verdict`): the process dies, the call is not sent, its reply is lost, or the caller gives up
+and the call is executed much later. A pause needs no verdict: the schedule just does not pick the process for long.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from enum import Enum
 NETWORK = "the network"
 STEPS_MAX = 3000
 STEP_S = 20.0
-LOOK_S = 0.001
+POLL_S = 0.001
 
 
 class Verdict(Enum):
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 
 class Died(BaseException):
-    """What a process sees where it dies: nothing in the product handles it."""
+    """Raised in a process where it dies; the product never handles it."""
 
 
 @dataclass
@@ -37,15 +37,15 @@ class Step:
     what: str
     store: str = ""
     verdict: Verdict = Verdict.GO
-    told: str = ""
+    reply: str = ""
 
     def __str__(self):
-        told = f" -> {self.told}" if self.told else ""
-        return f"{self.process}: {self.what}{told}" + (f" [{self.verdict.value}]" if self.verdict.value else "")
+        reply = f" -> {self.reply}" if self.reply else ""
+        return f"{self.process}: {self.what}{reply}" + (f" [{self.verdict.value}]" if self.verdict.value else "")
 
 
 class Process:
-    """One coroutine and its turns. `take` is called from inside it, for every call that leaves the process."""
+    """One coroutine and its turns. The coroutine calls `take` for every call that leaves the process."""
 
     def __init__(self, schedule, name):
         self.schedule = schedule
@@ -66,7 +66,7 @@ class Process:
         return self.task.done()
 
     async def take(self, store, what, work, away=None):
-        """Do `work` when it is our turn. `away(sent)` makes the error of a call that brings no reply."""
+        """Run `work` at the next turn of this process. `away(sent)` creates the error of a call without reply."""
         step = await self.wait(store, what, frail=away is not None)
         if step.verdict is Verdict.CUT:
             raise away(sent=False)
@@ -74,13 +74,13 @@ class Process:
             self.schedule.leave_behind(store, f"{self.name}'s {what}", work)
             raise away(sent=True)
         found = await work()
-        step.told = self.schedule.describe(what, found)
+        step.reply = self.schedule.describe(what, found)
         if step.verdict is Verdict.LOST:
             raise away(sent=True)
         return found
 
     async def wait(self, store, what, *, frail):
-        """Stand before a step until it is our turn, which may be a bad one if it is `frail`."""
+        """Block before a step until the next turn, which may inject a fault if `frail`."""
         if self.dead:
             raise Died
         self.store, self.what, self.frail = store, what, frail
@@ -103,10 +103,10 @@ class Process:
 
 
 class Schedule:
-    """`pick` chooses who goes; `bad_turns` says how many turns at most are bad, `bad(rng, what)` which and how.
+    """`pick` chooses the next process; at most `bad_turns` turns inject a fault, which `bad(rng, what)` selects.
 
-    `blocked` counts the sessions that wait for a lock in PostgreSQL; it is asked only while somebody keeps a
-    transaction open. `describe` says in a word what a step was told.
+    `blocked` counts the sessions that wait for a lock in PostgreSQL; it is called only while a transaction is open.
+    `describe` summarizes the reply to a step.
     """
 
     def __init__(self, rng, pick, *, bad_turns=0, bad=None, blocked=None, describe=lambda *_: ""):
@@ -122,14 +122,14 @@ class Schedule:
         self._blocked = blocked
 
     def start(self, name, work):
-        """`work(process)` is the coroutine of a process."""
+        """Start a process with the coroutine `work(process)`."""
         process = Process(self, name)
         self.processes.append(process)
         process.task = asyncio.create_task(self._live(process, work), name=name)
         return process
 
     def leave_behind(self, store, what, work):
-        """A call that nobody waits for any more, and that may still arrive."""
+        """Schedule a call that its caller has given up and that may still arrive."""
 
         async def arrive(process):
             await process.wait(store, what, frail=False)
@@ -147,12 +147,12 @@ class Schedule:
             self.open_transactions -= 1
 
     async def run(self, before=None, after=None):
-        """Step by step until all have ended; `before(number)` and `after(step, process)` are awaited around each."""
+        """Run all processes step by step; awaits `before(number)` and `after(step, process)` around each step."""
         try:
             await self._settled()
             number = 0
             while ready := [process for process in self.processes if process.ready]:
-                assert number < STEPS_MAX, "it never ends"
+                assert number < STEPS_MAX, "too many steps"
                 if before:
                     await before(number)
                 process = self.pick(self.rng, ready)
@@ -161,7 +161,7 @@ class Schedule:
                     await after(step, process)
                 number += 1
             for process in self.processes:
-                assert process.ended, f"{process.name} waits for ever"
+                assert process.ended, f"{process.name} is deadlocked"
         finally:
             await self._end()
 
@@ -182,7 +182,7 @@ class Schedule:
         return verdict
 
     async def _settled(self):
-        """Until nobody moves: each stands before a step, has ended, or waits for a lock."""
+        """Wait until every process is before a step, has ended, or waits for a lock."""
         async with asyncio.timeout(STEP_S):
             while moving := self._moving():
                 self.moved.clear()
@@ -190,7 +190,7 @@ class Schedule:
                     await self.moved.wait()
                     continue
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(POLL_S):
                         await self.moved.wait()
                 blocked = moving == self._moving() and await self._blocked() >= len(moving)
                 if blocked and moving == self._moving():
@@ -208,7 +208,7 @@ class Schedule:
             asyncio.get_running_loop().call_soon(self.moved.set)
 
     async def _end(self):
-        """Nobody outlives the schedule, whatever came of it."""
+        """End all processes, also after a failure."""
         for process in self.processes:
             process.dead = True
             if process.ready:
@@ -217,13 +217,13 @@ class Schedule:
 
 
 def walk(rng, ready):
-    """Each as likely as every other; what was given up comes when it is least expected, rather late than soon."""
+    """Uniformly random; calls that were given up usually arrive late."""
     prompt = [process for process in ready if process.name != NETWORK]
     return rng.choice(prompt if prompt and rng.random() < 0.95 else ready)
 
 
 class Stretches:
-    """Mostly the same one goes on: long pauses of all others."""
+    """Mostly continues the same process, so that all others pause for long."""
 
     def __init__(self, on=0.85):
         self.on = on
@@ -236,9 +236,9 @@ class Stretches:
 
 
 class Priorities:
-    """Strictly by priority, which a few of the steps take away from whoever would go then: few switches, at the worst
-    moments. A bug that needs d of them is met with a probability that does not fall with the number of processes
-    (probabilistic concurrency testing)."""
+    """Strictly by priority; at a few random steps the highest priority is lowered: few switches, at arbitrary points.
+    The probability of finding a bug that needs d switches does not fall with the number of processes (probabilistic
+    concurrency testing)."""
 
     def __init__(self, rng, changes, steps=80):
         self.lowered_at = {rng.randrange(1, steps) for _ in range(changes)}
@@ -256,5 +256,5 @@ class Priorities:
 
 
 def in_turn(rng, ready):
-    """The first who is ready: everybody does all of his work before the next begins."""
+    """The first ready process, so that each process finishes before the next starts."""
     return ready[0]

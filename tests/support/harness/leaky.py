@@ -1,4 +1,4 @@
-"""Tests that leave something behind, each in another way. Not collected by itself: see test_ground_finds_leaks."""
+"""Tests that leak resources, each of another kind. Run only by tests/acceptance/test_support_finds_leaks.py."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_leaves_an_unpooled_session(database_url):
 
 
 async def test_leaves_rows_settings_and_a_lock(database):
-    """Undone before the next test, so not a leak."""
+    """Not a leak, because the harness resets these before the next test."""
     for statement in (
         "INSERT INTO rota.show (pk_show, str_name) VALUES (gen_random_uuid(), 'left')",
         "UPDATE rota.queue_storage SET counter_stripes = 7",

@@ -1,6 +1,6 @@
-"""Starting a process of ours: forked from a warm server where that is possible, else by exec.
+"""Starts Python processes: forked from a preloaded server where possible, else by exec.
 
-`start(words, …)` returns an object with the interface of `asyncio.subprocess.Process`.
+`start(command, …)` returns an object with the interface of `asyncio.subprocess.Process`.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ PIPE = asyncio.subprocess.PIPE
 STREAM_LIMIT = 2**20
 START_TIMEOUT_S = 60.0
 _SPECIAL = ("PYTHON", "LD_", "LC_", "LANG", "TZ")
-"""Variables that only an interpreter that starts reads."""
+"""Prefixes of variables that Python reads only at startup."""
 
 
-async def start(words, *, env=None, cwd=None, stdin=None, stdout=None, stderr=None, fork=True):
-    """A process in a session of its own. Without `fork` it is what a person starts, from its first line on."""
-    words = list(map(str, words))
+async def start(command, *, env=None, cwd=None, stdin=None, stdout=None, stderr=None, fork=True):
+    """Start a process in its own session. Without `fork`, a fresh interpreter is executed."""
+    command = list(map(str, command))
     env = dict(os.environ if env is None else env)
-    if fork and (found := forkable(words)) and not _changed(env):
+    if fork and (found := forkable(command)) and not _changed(env):
         module, argv = found
         return await _server().fork(module, argv, env, cwd or Path.cwd(), stdin, stdout, stderr)
     return await asyncio.create_subprocess_exec(
-        *words, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+        *command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
     )
 
 
@@ -46,7 +46,7 @@ _servers = []
 
 
 def _server():
-    """The fork server of this process, started when it is first needed, and again should it have died."""
+    """The fork server of this process, started on first use and restarted if it has died."""
     if not _servers or _servers[-1].ended:
         _servers.append(ForkServer())
         atexit.register(_servers[-1].close)
@@ -54,13 +54,13 @@ def _server():
 
 
 class ForkServer:
-    """The warm server of this process, see `forkserver`."""
+    """Client of the preloaded fork server, see `forkserver`."""
 
     def __init__(self):
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "tests.support.harness.forkserver", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.support.harness.forkserver", str(theirs.fileno())]
         pass_fds = [theirs.fileno()]
-        self._process = subprocess.Popen(words, pass_fds=pass_fds, stdin=subprocess.DEVNULL, cwd=ROOT)
+        self._process = subprocess.Popen(command, pass_fds=pass_fds, stdin=subprocess.DEVNULL, cwd=ROOT)
         theirs.close()
 
     @property
@@ -71,11 +71,11 @@ class ForkServer:
         streams = [_Stream.of(given, writes=number == 0) for number, given in enumerate((stdin, stdout, stderr))]
         if stderr == subprocess.STDOUT:
             streams[2] = streams[1]
-        status, told = os.pipe()
+        status, status_writer = os.pipe()
         request = json.dumps({"module": module, "words": argv, "env": env, "cwd": str(cwd)}).encode()
         fds = [stream.theirs for stream in streams]
-        socket.send_fds(self._requests, [request], [*fds, told])
-        os.close(told)
+        socket.send_fds(self._requests, [request], [*fds, status_writer])
+        os.close(status_writer)
         for stream in streams:
             stream.given()
         process = ForkedProcess(*[await stream.opened() for stream in streams])
@@ -88,7 +88,7 @@ class ForkServer:
 
 
 class _Stream:
-    """One standard stream of a child: a pipe, a file, or this process's own."""
+    """One standard stream of a child: a pipe, a file, or that of this process."""
 
     def __init__(self, theirs, ours=None, *, writes=False, close=()):
         self.theirs = theirs
@@ -97,19 +97,19 @@ class _Stream:
         self._close = close
 
     @classmethod
-    def of(cls, wanted, *, writes):
-        if wanted == PIPE:
+    def of(cls, target, *, writes):
+        if target == PIPE:
             reading, writing = os.pipe()
             theirs, ours = (reading, writing) if writes else (writing, reading)
             return cls(theirs, ours, writes=writes, close=[theirs])
-        if wanted is None:
+        if target is None:
             return cls(0 if writes else 2)
-        if wanted == subprocess.DEVNULL:
+        if target == subprocess.DEVNULL:
             opened = os.open(os.devnull, os.O_RDWR)
             return cls(opened, close=[opened])
-        if wanted == subprocess.STDOUT:
+        if target == subprocess.STDOUT:
             return cls(1)
-        return cls(wanted if isinstance(wanted, int) else wanted.fileno())
+        return cls(target if isinstance(target, int) else target.fileno())
 
     def given(self):
         while self._close:
@@ -141,11 +141,11 @@ class ForkedProcess:
         self._ended = asyncio.Event()
 
     async def begin(self, fd):
-        """Learn the pid; the status comes when it ends."""
-        news = _News(self)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: news, os.fdopen(fd, "rb", buffering=0))
+        """Wait for the pid; the exit status arrives later."""
+        status_reader = _StatusReader(self)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: status_reader, os.fdopen(fd, "rb", buffering=0))
         async with asyncio.timeout(START_TIMEOUT_S):
-            await news.began.wait()
+            await status_reader.began.wait()
         if self.pid is None:
             raise AssertionError("the fork server has ended")
 
@@ -158,7 +158,7 @@ class ForkedProcess:
         return self.returncode
 
     async def communicate(self):
-        """Close its input and read its output to the end; returns output and errors."""
+        """Close its input and read to the end; returns output and errors."""
         if self.stdin is not None:
             self.stdin.close()
         read = [stream.read() if stream is not None else _nothing() for stream in (self.stdout, self.stderr)]
@@ -178,8 +178,8 @@ class ForkedProcess:
         self.send_signal(signal.SIGTERM)
 
 
-class _News(asyncio.Protocol):
-    """What the fork server writes of one child: its pid, then its exit status."""
+class _StatusReader(asyncio.Protocol):
+    """Reads the pid and later the exit status of one child from the fork server."""
 
     def __init__(self, process):
         self.began = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A second process of ours: started as a module, spoken to over its standard streams, killed or paused at will."""
+"""A separate Python process: started as a module, controlled by its standard streams and signals."""
 
 import asyncio
 import os
@@ -18,9 +18,9 @@ class SecondProcess:
 
     @classmethod
     async def start(cls, module, *args, env=None, argv=None, cwd=None, fork=True):
-        words = argv or [sys.executable, "-m", module, *map(str, args)]
+        command = argv or [sys.executable, "-m", module, *map(str, args)]
         given = {**os.environ, **(env or {})}
-        return cls(await processes.start(words, env=given, cwd=cwd, fork=fork, stdin=PIPE, stdout=PIPE, stderr=PIPE))
+        return cls(await processes.start(command, env=given, cwd=cwd, fork=fork, stdin=PIPE, stdout=PIPE, stderr=PIPE))
 
     @property
     def pid(self):
@@ -35,7 +35,7 @@ class SecondProcess:
         return self._process.returncode
 
     async def line(self, timeout_s=LINE_TIMEOUT_S):
-        """The next line it prints; fails, showing its errors, when it ends or stays silent."""
+        """The next output line; fails if the process ends or prints nothing in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self._process.stdout.readline()
@@ -51,18 +51,18 @@ class SecondProcess:
             async for line in self._process.stderr:
                 if text in line.decode():
                     return line.decode()
-        raise AssertionError(f"process {self.pid} ended without saying {text!r}")
+        raise AssertionError(f"process {self.pid} ended without logging {text!r}")
 
     async def say(self, text):
         self.stdin.write(f"{text}\n".encode())
         await self.stdin.drain()
 
     async def errors(self):
-        """All it wrote to standard error; waits for its end."""
+        """All of standard error; waits for the end of the process."""
         return (await self._process.stderr.read()).decode()
 
     async def output(self):
-        """All it has still to print; waits for its end."""
+        """The remaining output; waits for the end of the process."""
         return (await self._process.stdout.read()).decode()
 
     async def wait(self, timeout_s=LINE_TIMEOUT_S):
@@ -70,7 +70,7 @@ class SecondProcess:
             return await self._process.wait()
 
     def send(self, number):
-        """One that has ended hears nothing: its number may be another's by now."""
+        """Ignored after the process has exited, because its pid may have been reused."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -88,5 +88,5 @@ class SecondProcess:
         if self._process.returncode is None:
             self.kill()
         await self._process.wait()
-        # Reading to the end closes the pipes' transports, which would otherwise be reported as leaked.
+        # Reading to the end closes the pipe transports, which would otherwise be reported as leaked.
         await self._process.communicate()

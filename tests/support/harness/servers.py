@@ -1,4 +1,4 @@
-"""The servers of one test run: started once by the controlling process, used by every worker."""
+"""The servers of a test run: started once by the controlling process and used by every test process."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ class Stack:
     redis_url: str
     nats_url: str
     calm_redis_url: str
-    """A second one, on which nobody flushes scripts."""
+    """A second Redis server, on which no test flushes scripts."""
 
     def database_url(self, name):
         return self.postgres_url.replace("/rota?", f"/{name}?")
@@ -74,7 +74,7 @@ class SharedServers:
 
 
 async def _make_days(url):
-    """The partitions that a server makes when it starts: 0.2 s that each test with a farm would spend again."""
+    """Create the partitions that a server creates at startup; this saves 0.2 s in each test with a replica."""
     from rota.engine.recovery.retention import RetentionMaintenance
     from rota.infra.blob_store import table
     from rota.infra.lease import Leases
@@ -93,7 +93,7 @@ async def _make_days(url):
 
 
 def options_for_tests(data_dir, **more):
-    """Options for servers that live for a test: fast, and this machine's own where TEST_SERVERS=system asks for it."""
+    """Options for test servers: not durable, and the system binaries if TEST_SERVERS=system."""
     bins = {}
     if os.environ.get("TEST_SERVERS") == "system":
         for kind in (binaries.POSTGRES, binaries.REDIS):

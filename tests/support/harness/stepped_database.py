@@ -20,7 +20,7 @@ def postgres_away(*, sent):
 
 
 class SteppedRedis(Redis):
-    """`names` tells scripts by their digests."""
+    """`names` maps script digests to names."""
 
     def __init__(self, under, process, names):
         super().__init__(connection_pool=under.connection_pool)
@@ -32,7 +32,7 @@ class SteppedRedis(Redis):
             self.process.last_script = args if args[0] == "EVALSHA" else None
             return Redis.execute_command(self, *args, **options)
 
-        if args[0] == "SCRIPT LOAD":  # under a lock of its own, and no news to anybody
+        if args[0] == "SCRIPT LOAD":  # has its own lock and changes no data
             return await work()
         return await self.process.take("redis", self._what(args), work, redis_away)
 
@@ -43,8 +43,8 @@ class SteppedRedis(Redis):
         if args[0] != "EVALSHA":
             return str(args[0]).lower()
         keys = args[2]
-        said = [str(word) for word in args[3 + keys :] if isinstance(word, str | int) and len(str(word)) < 16]
-        return " ".join([self.names[args[1]], *said])
+        arguments = [str(word) for word in args[3 + keys :] if isinstance(word, str | int) and len(str(word)) < 16]
+        return " ".join([self.names[args[1]], *arguments])
 
 
 class SteppedPipeline(Pipeline):
@@ -60,7 +60,7 @@ class SteppedPipeline(Pipeline):
 
 
 class SteppedDatabase(Database):
-    """A statement is a step. A transaction is two: all it does, and its COMMIT; in between its locks are held."""
+    """A statement is one step. A transaction is two: its statements and its COMMIT; it holds its locks in between."""
 
     def __init__(self, under, process):
         self.under = under
@@ -103,7 +103,7 @@ class SteppedDatabase(Database):
         try:
             step = await self.process.wait("postgres", "commit", frail=True)
         except Died:
-            # The server notices a dead client and rolls back; here it must have happened before the next step.
+            # A server rolls back when a client dies; here that must happen before the next step.
             await tx.connection.execute("ROLLBACK")
             raise
         if step.verdict is Verdict.CUT:
