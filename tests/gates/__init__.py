@@ -1,4 +1,4 @@
-"""The gates of `make check`: `python -m tests.gates [NAME ... | all]`. One line each; what fails shows why.
+"""The gates of `make check`: `python -m tests.gates [NAME ... | all]`. One line each; a failed gate lists its problems.
 
 Two run at a time, the slowest first. The exit status is 1 if any failed, 2 if a gate is not known.
 """
@@ -19,7 +19,7 @@ TIMEOUT_S = 300
 
 
 def command(*words: str) -> Callable[[Path], Report]:
-    """A gate that is a program of the virtualenv: it fails if the program does."""
+    """A gate that runs a program of the virtualenv and fails if it does."""
 
     def run(root: Path) -> Report:
         try:
@@ -79,21 +79,21 @@ GATES: dict[str, Callable[[Path], Report]] = {
 }
 
 FOR_TESTS = ("collects",)
-"""For `make test` alone: it finds what cannot be imported, and compiles the tests once for all test processes."""
+"""Only for `make test`: finds import errors and compiles the tests once for all test processes."""
 
 
 def timed(gate: Callable[[Path], Report], root: Path) -> tuple[Report, float]:
     began = time.perf_counter()
     try:
         report = gate(root)
-    except Exception as error:  # noqa: BLE001 - a gate that breaks has not passed
+    except Exception as error:  # noqa: BLE001 - a gate that crashes fails
         report = Report([f"the gate itself failed: {type(error).__name__}: {error}"])
     return report, time.perf_counter() - began
 
 
 def shown(name: str, report: Report, seconds: float) -> str:
-    word = "FAIL" if report.problems else "ok"
-    head = f"{word:<5} {name:<11} {seconds:6.2f} s  {report.note}".rstrip()
+    status = "FAIL" if report.problems else "ok"
+    head = f"{status:<5} {name:<11} {seconds:6.2f} s  {report.note}".rstrip()
     return "\n".join([head, *(f"      {problem}" for problem in report.problems)])
 
 

@@ -1,4 +1,4 @@
-"""Names and layout of the source tree: folders, class names, vague words, SQL ownership, phrases. Pure reading.
+"""Checks of names and layout: folders, class names, vague words, SQL ownership, phrases. Read-only.
 
 Every check takes the root of a tree and returns its problems, one line each.
 """
@@ -40,7 +40,7 @@ _SQL_COMMENT = re.compile(r"--[^\n]*")
 
 
 def _sources(root: Path, *suffixes: str) -> Iterator[tuple[str, str]]:
-    """Files of the package with their text, by path below `root`."""
+    """Files of the package with their text, by path relative to `root`."""
     for path in files(root):
         name = path.relative_to(root).as_posix()
         if name.startswith("src/") and path.suffix in suffixes and (text := text_of(path)) is not None:
@@ -112,7 +112,7 @@ def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def sql_files(root: Path) -> Report:
-    """Statements of a package are in its one `queries.sql`; besides there are migrations and functions."""
+    """The statements of a package are in one `queries.sql`; migrations and functions have their own folders."""
     count: dict[str, list[str]] = defaultdict(list)
     for name, _ in _sources(root, ".sql"):
         path = Path(name)

@@ -1,4 +1,4 @@
-"""Whether a secret got into what a process wrote: for the tests that run one and keep its output."""
+"""Searches the output of a process for secrets, for tests that capture it."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from urllib.parse import quote, quote_plus
 
 
 def leaks(text: str, secrets: Mapping[str, str]) -> list[str]:
-    """Where `text` holds one of `secrets` (name -> value), plain or in disguise. The value is never repeated."""
+    """Lines of `text` that contain one of `secrets` (name -> value), plain or encoded. Values are not repeated."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in secrets.items():
@@ -17,7 +17,7 @@ def leaks(text: str, secrets: Mapping[str, str]) -> list[str]:
 
 
 def disguises(value: str) -> Iterator[tuple[str, str]]:
-    """The shapes in which a value travels through URLs, JSON, reprs and headers; equal ones once."""
+    """The encodings of a value in URLs, JSON, reprs and headers, without duplicates."""
     shapes = {
         value: "plain",
         quote(value, safe=""): "percent-encoded",

@@ -1,6 +1,6 @@
-"""What the tree itself must be like: sizes, words, locks, paths, secrets, migration numbers. Pure reading.
+"""Checks of the source tree: sizes, unfinished code, lock files, paths, secrets, migration numbers. Read-only.
 
-Every check takes the root of a tree and returns what is wrong with it, one line each, with the place.
+Every check takes the root of a tree and returns its problems, one line each, with the location.
 """
 
 import ast
@@ -48,9 +48,9 @@ class Report:
 
 
 def files(root: Path) -> list[Path]:
-    """Files that belong to the project: what git knows or would add; without git, what .gitignore does not name."""
+    """Files of the project: tracked or addable by git; without git, all that .gitignore does not exclude."""
     listed = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    # Asked only where the tree is a repository itself, since it may lie in an ignored corner of another one.
+    # Only if the tree is a repository itself, because it may be an ignored folder of another one.
     asked = subprocess.run(listed, capture_output=True, check=False) if (root / ".git").exists() else None
     if asked is None or asked.returncode != 0:
         return sorted(path for path in _walk(root, _ignored(root)) if path.is_file())
@@ -148,7 +148,7 @@ def locks(root: Path) -> Report:
 
 
 def lock_problems(text: str) -> list[str]:
-    """What keeps a lock from being installed anywhere, with every file verified."""
+    """Problems that prevent a verified install of a lock file on any machine."""
     problems = [f"line {n} holds an address" for n, line in enumerate(text.splitlines(), 1) if "://" in line]
     for entry in text.replace("\\\n", " ").splitlines():
         words = entry.split("#", 1)[0].split()
@@ -162,7 +162,7 @@ def lock_problems(text: str) -> list[str]:
 
 
 def places(root: Path) -> Report:
-    """No path of somebody's machine and no package registry."""
+    """No path of a specific machine and no package registry."""
     report = Report()
     for at, line in lines(root):
         if found := MACHINE_PATH.search(line):
@@ -175,7 +175,7 @@ def places(root: Path) -> Report:
 def secrets(root: Path) -> Report:
     report = Report()
     for at, line in lines(root):
-        # What was found is not repeated: a gate's output is read by more people than the file.
+        # The match is not printed, because more people read the output of a gate than the file.
         report.problems += [f"{at}: looks like {kind}" for kind in secret_kinds(line)]
     return report
 
@@ -186,7 +186,7 @@ def secret_kinds(line: str) -> list[str]:
 
 
 def looks_random(value: str) -> bool:
-    """Whether it has what generated passwords have and words of an example do not: digits among mixed letters."""
+    """Whether the value looks generated: it has digits, lower-case and upper-case letters."""
     return bool(re.search(r"\d", value) and re.search(r"[a-z]", value) and re.search(r"[A-Z]", value))
 
 
