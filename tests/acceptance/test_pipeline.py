@@ -84,7 +84,7 @@ async def test_two_shows_share_a_pool_within_their_caps(farm):
     await until(lambda: pending_queues.shows_waiting() == 2, what="both shows waiting")
     await farm.worker(slots=40)
     await farm.running("x", 40)
-    shows = {str(show.id): show.name for show in await farm.books.admin.shows()}
+    shows = {str(show.id): show.name for show in await farm.accounting.admin.shows()}
     used = {shows[row["show"]]: row["cores"] for row in await farm.database.rows(CORES)}
     assert used == {"film": 3000, "short": 1000}, "each show gets its subscription size"
     async with Peak(farm.database) as peak:
@@ -104,7 +104,7 @@ async def test_raised_cap_starts_waiting_frames_within_two_seconds(farm):
         what="a wait reason",
     )
     began = time.monotonic()
-    await farm.books.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))
+    await farm.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=10, actor="test"))
     await farm.running("x", 10)
     assert time.monotonic() - began < 2
     gate.set()

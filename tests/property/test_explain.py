@@ -133,11 +133,11 @@ async def refused_by(rig, job):
     done = await rig.database.row(DONE, job)
     if done is not None:
         return Reason(done["reason"])
-    if final := [each for each in rig.books.refusals if each.table is not Level.SUBSCRIPTION]:
+    if final := [each for each in rig.accounting.refusals if each.table is not Level.SUBSCRIPTION]:
         return Reason.of_level(final[0].table)
     if await rig.is_parked(job):
         return Reason(await rig.database.value(WHY, job))
-    pending = [queue for queue in rig.board.entries.values() if queue.key.cls.topic == "shot"]
+    pending = [queue for queue in rig.pending_queues.entries.values() if queue.key.cls.topic == "shot"]
     return next((queue.reason for queue in pending if queue.reason), None)
 
 

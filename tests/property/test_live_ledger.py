@@ -36,7 +36,7 @@ from tests.integration.accounting.accounting_support import ShowQuota
 from tests.property.accounting_model import Model
 from tests.support.harness.effort import effort
 from tests.support.harness.fixtures import redis_async
-from tests.support.single_frame_batches import as_swarms
+from tests.support.single_frame_batches import with_single_frame_batches
 
 CLEAR = [sql(statement) for statement in EMPTY.split("; ")]
 SUBMIT = sql("INSERT INTO rota.job_resource (pk_job, pk_show, int_max_cores, int_max_gpus) VALUES ($1, $2, 350, 3)")
@@ -209,7 +209,7 @@ class Machine(RuleBasedStateMachine):
     def release_single_frames(self, tokens, who):
         tokens = [first + at for first, number, _ in tokens for at in range(number)]
         deleted = self.run(allocations.delete(self.database, self.farm.show, tokens))
-        self.run(self.who(who).publisher.publish(self.farm.show, as_swarms(deleted)))
+        self.run(self.who(who).publisher.publish(self.farm.show, with_single_frame_batches(deleted)))
         self._released(deleted.released, tokens, who)
 
     @rule(who=BY)

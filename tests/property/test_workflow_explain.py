@@ -57,7 +57,7 @@ class RandomRun(Explaining):
                 decide = self.people.approve if self.chance.random() < 0.8 else self.people.reject
                 await decide(f"{cause.run}:{cause.step}", BOB)
             case "run_paused":
-                await self.desk.resume(RunId(cause.run), "eve")
+                await self.commands.resume(RunId(cause.run), "eve")
             case "waiting_on_job" | "ending" | "compensating":
                 await self.end_random_job(cause.waits_for)
             case other:
@@ -81,7 +81,7 @@ async def test_run_waits_for_exactly_its_explained_causes(database, seed):
         if explanation.state.ended:
             break
         if explanation.state in ("RUNNING", "WAITING") and chance.random() < 0.1:
-            await random_run.desk.pause(random_run.run, "eve")
+            await random_run.commands.pause(random_run.run, "eve")
             continue
         causes = [each for each in explanation.reasons if each.code not in ("no_server", "waiting_on_run")]
         if any(each.code == "news_waiting" for each in causes):

@@ -53,7 +53,7 @@ def once(at_ms, body, **more):
     return {"schedule": OneTimeSchedule(at_ms), "body": body, **more}
 
 
-class Seen:
+class RunRecorder:
     """Agent bodies that record their runs and detect overlaps."""
 
     def __init__(self):
@@ -114,7 +114,17 @@ class Pod:
     """One replica that runs agents."""
 
     def __init__(
-        self, database, redis, *, name="pod", settings=None, lease_s=10.0, hook=None, clock=None, tell=None, **agents
+        self,
+        database,
+        redis,
+        *,
+        name="pod",
+        settings=None,
+        lease_s=10.0,
+        hook=None,
+        clock=None,
+        publish_event=None,
+        **agents,
     ):
         self.database = database
         self.redis = redis
@@ -132,7 +142,7 @@ class Pod:
             clock=clock,
             lease_s=lease_s,
             abandon=self.abandoned.append,
-            publish_event=tell,
+            publish_event=publish_event,
         )
         self.service = Service("agents", self.agents.run)
         self.supervisor = Supervisor(drain_budget_s=10.0)

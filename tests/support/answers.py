@@ -28,7 +28,7 @@ class Server:
     def __init__(self):
         self.answers = []
         """Bytes, `CUT`, or an async function that returns one of these; the last one repeats."""
-        self.heard = []
+        self.requests = []
         """Received requests, with method, path, headers and body."""
         self.serving = set()
 
@@ -40,12 +40,12 @@ class Server:
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.split(" ")
-                self.heard.append(SimpleNamespace(method=method, path=path, headers=headers, body=body))
-                said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-                said = await said() if callable(said) else said
-                if said is CUT:
+                self.requests.append(SimpleNamespace(method=method, path=path, headers=headers, body=body))
+                response = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                response = await response() if callable(response) else response
+                if response is CUT:
                     break
-                writer.write(said)
+                writer.write(response)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

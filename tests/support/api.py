@@ -40,9 +40,9 @@ class Api:
 
     async def client(self, *grants, **headers):
         key = await self.key(*(grants or (Role.ADMIN,)))
-        return await self.stranger(Authorization=f"Bearer {key}", **headers)
+        return await self.raw_client(Authorization=f"Bearer {key}", **headers)
 
-    async def stranger(self, **headers):
+    async def raw_client(self, **headers):
         client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20.0, verify=False)  # no TLS here
         return await self._open.enter_async_context(client)
 
@@ -50,11 +50,11 @@ class Api:
 def problem(answer, status, code):
     """Check a problem response and return its detail text."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
-    told = answer.json()
-    assert (answer.status_code, told["status"], told["code"]) == (status, status, code), answer.text
-    assert told["detail"].endswith((".", "?")), answer.text
-    assert not any(part in told["detail"] for part in ("\n", "Traceback")), answer.text
-    return told["detail"]
+    data = answer.json()
+    assert (answer.status_code, data["status"], data["code"]) == (status, status, code), answer.text
+    assert data["detail"].endswith((".", "?")), answer.text
+    assert not any(part in data["detail"] for part in ("\n", "Traceback")), answer.text
+    return data["detail"]
 
 
 def a_job(task="noop", show="film", **more):

@@ -23,23 +23,23 @@ class Terminal:
 
     async def __call__(self, line):
         """Run a command line, split at whitespace, or a list of arguments."""
-        words = line.split() if isinstance(line, str) else line
-        self.tried.append(" ".join(words))
-        self._monkeypatch.setattr(sys, "argv", ["rota", *words])
+        args = line.split() if isinstance(line, str) else line
+        self.tried.append(" ".join(args))
+        self._monkeypatch.setattr(sys, "argv", ["rota", *args])
         status = await asyncio.get_running_loop().run_in_executor(THREADS, _status)
-        said = self._capsys.readouterr()
-        assert "Traceback" not in said.err, said.err
-        assert "This should not happen" not in said.err, said.err
-        return SimpleNamespace(status=status, out=said.out, err=LOGGED.sub("", said.err))
+        result = self._capsys.readouterr()
+        assert "Traceback" not in result.err, result.err
+        assert "This should not happen" not in result.err, result.err
+        return SimpleNamespace(status=status, out=result.out, err=LOGGED.sub("", result.err))
 
     async def out(self, line):
         """The output of a command line that must succeed."""
-        said = await self(line)
-        assert (said.status, said.err) == (0, ""), said.err
-        return said.out
+        result = await self(line)
+        assert (result.status, result.err) == (0, ""), result.err
+        return result.out
 
 
-class Loops(threading.local):
+class CommandLoops(threading.local):
     """One event loop per command thread, reused between commands with its PostgreSQL connections."""
 
     runner = None
@@ -66,7 +66,7 @@ class Loops(threading.local):
 THREAD_NAME = "commands"
 THREADS = ThreadPoolExecutor(16, thread_name_prefix=THREAD_NAME)
 RUNNERS = []
-LOOPS = Loops()
+LOOPS = CommandLoops()
 _run, asyncio.run = asyncio.run, LOOPS.run
 
 

@@ -38,7 +38,7 @@ PARKED = sql("SELECT count(*) FROM rota.queue_returned WHERE parked_job = $1::uu
 TURNS_MAX = 12
 
 
-class Mute:
+class SilentBus:
     """Accepts every message and delivers none."""
 
     connected = True
@@ -47,7 +47,7 @@ class Mute:
         return [PublishReceipt(PublishOutcome.STORED) for _ in messages]
 
 
-class Noting(AccountingService):
+class RecordingAccounting(AccountingService):
     """Counts booking calls and records refusals."""
 
     def __init__(self, *given):
@@ -65,18 +65,20 @@ class Noting(AccountingService):
 class Rig:
     def __init__(self, database, redis):
         self.database = database
-        self.books = Noting(database, redis)
+        self.accounting = RecordingAccounting(database, redis)
         self.queue = Queue(database)
-        self.bus = Mute()
+        self.bus = SilentBus()
         self.registry = WorkerRegistry(seed=1)
         leases = Leases(database)
-        finisher = Finisher(database, self.queue, self.books)
+        finisher = Finisher(database, self.queue, self.accounting)
         store = BlobStore(database, BlobStoreTarget(directory=None, small_bytes=1 << 20, most_bytes=1 << 20))
-        self.dispatcher = Dispatcher(database, self.queue, self.books, self.bus, self.registry, finisher, leases, store)
-        self.board = self.dispatcher.pending_queues
+        self.dispatcher = Dispatcher(
+            database, self.queue, self.accounting, self.bus, self.registry, finisher, leases, store
+        )
+        self.pending_queues = self.dispatcher.pending_queues
         self.submitter = Submitter(database)
         self.explainer = Explainer(
-            database, accounting=self.books, registry=self.registry, queues=self.board, bus=self.bus
+            database, accounting=self.accounting, registry=self.registry, queues=self.pending_queues, bus=self.bus
         )
         self.pools = {}
         self._leases = leases
@@ -120,10 +122,10 @@ class Rig:
         }
         self.registry.set_routes(Routes(topics, pools))
 
-    def beat(self, name, **said):
+    def beat(self, name, **fields):
         worker, number = self._workers.get(name, (uuid4(), 0))
         self._workers[name] = (worker, number + 1)
-        given = {"pool": "farm", "slots": 10, "cores": 1000, **said}
+        given = {"pool": "farm", "slots": 10, "cores": 1000, **fields}
         self.registry.record_heartbeat(Heartbeat(worker=worker, name=name, number=number + 1, **given))
 
     async def submit(self, show, *, topic="default", labels=None, job=None, **layer):
@@ -140,11 +142,11 @@ class Rig:
 
     async def settle(self):
         """Run turns until one makes no booking call, so that the state is stable."""
-        self.books.refusals.clear()
+        self.accounting.refusals.clear()
         for _ in range(TURNS_MAX):
-            before = self.books.asked
+            before = self.accounting.asked
             await self.turn()
-            if self.books.asked == before:
+            if self.accounting.asked == before:
                 return
         raise AssertionError(f"dispatch is not stable after {TURNS_MAX} turns")
 
@@ -155,4 +157,4 @@ class Rig:
         return bool(await self.database.value(PARKED, job))
 
     async def _change(self, what, *args, **more):
-        return await self.books.change(lambda admin: getattr(admin, what)(*args, actor="test", **more))
+        return await self.accounting.change(lambda admin: getattr(admin, what)(*args, actor="test", **more))

@@ -8,22 +8,22 @@ from rota.model.policy.decision import ApprovalTerms, Constraints, PolicyBudgets
 SNAPSHOT = "cafe01"
 
 
-def word(says, rule="", **more):
+def decision(says, rule="", **more):
     return PolicyDecision(says=PolicyEffect(says), rule=rule or str(says).lower(), snapshot=SNAPSHOT, **more)
 
 
 TABLE = {
-    "allow": word(PolicyEffect.ALLOW),
-    "tight": word(
+    "allow": decision(PolicyEffect.ALLOW),
+    "tight": decision(
         PolicyEffect.ALLOW_WITH_CONSTRAINTS,
         constraints=Constraints(budgets=PolicyBudgets(max_runtime_ms=60_000, max_retries=1)),
     ),
-    "deny": word(PolicyEffect.DENY, "rule7", reason="no"),
-    "throttle": word(PolicyEffect.THROTTLE, reason="slowly"),
-    "later": word(PolicyEffect.THROTTLE, "later", reason="slowly", delay_s=60.0),
-    "approval": word(PolicyEffect.REQUIRE_APPROVAL, reason="money moves"),
-    "two": word(PolicyEffect.REQUIRE_APPROVAL, "two", approval=ApprovalTerms(quorum=2)),
-    "soon": word(PolicyEffect.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=3600.0)),
+    "deny": decision(PolicyEffect.DENY, "rule7", reason="no"),
+    "throttle": decision(PolicyEffect.THROTTLE, reason="slowly"),
+    "later": decision(PolicyEffect.THROTTLE, "later", reason="slowly", delay_s=60.0),
+    "approval": decision(PolicyEffect.REQUIRE_APPROVAL, reason="money moves"),
+    "two": decision(PolicyEffect.REQUIRE_APPROVAL, "two", approval=ApprovalTerms(quorum=2)),
+    "soon": decision(PolicyEffect.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=3600.0)),
     "odd": PolicyDecision(says="PERHAPS", snapshot=SNAPSHOT),
 }
 
@@ -31,8 +31,8 @@ TABLE = {
 class Table:
     """Decides by topic, ALLOW by default; records its requests."""
 
-    def __init__(self, **said):
-        self.said = {**TABLE, **said}
+    def __init__(self, **decisions):
+        self.decisions = {**TABLE, **decisions}
         self.questions = []
         self.pause = None
         self.fails = None
@@ -58,8 +58,8 @@ class Table:
             raise ZeroDivisionError
         if "away" in topics:
             raise Unavailable("The kernel does not answer.")
-        words = [self.said.get(topic, TABLE["allow"]) for topic in topics]
-        return words[: len(words) - self.miscounts]
+        found = [self.decisions.get(topic, TABLE["allow"]) for topic in topics]
+        return found[: len(found) - self.miscounts]
 
 
 class Hanging:

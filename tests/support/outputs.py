@@ -34,7 +34,7 @@ async def an_output(database, job, token):
     return str(token)
 
 
-class Watched(Farm):
+class OutputPolicyFarm(Farm):
     """A `Farm` that checks outputs; the rules may be changed at any time."""
 
     def __init__(self, *where, rules=DEFAULT_RULES, mode=None, topics=None, **more):

@@ -11,7 +11,7 @@ from rota.placement import Pool, PoolSpec, Routes, WorkerRegistry
 SPACE = UUID(int=7)
 
 
-class Moved:
+class ManualClock:
     """A clock that only the test advances."""
 
     def __init__(self):
@@ -46,18 +46,18 @@ class Fleet:
     """A registry; the pool `farm` runs every topic unless routes are given."""
 
     def __init__(self, given=None, **more):
-        self.clock = Moved()
+        self.clock = ManualClock()
         self.registry = WorkerRegistry(self.clock, more.pop("limits", ALL_RULES), seed=1, **more)
         self.registry.set_routes(given or routes({"*": ("farm",)}, pool("farm")))
         self.numbers = {}
 
-    def beat(self, name="w", **said):
+    def beat(self, name="w", **fields):
         """The next heartbeat of a worker; non-default fields persist in later heartbeats."""
         number, before = self.numbers.get(name, (0, {}))
-        said = {**before, **said}
-        given = {"pool": "farm", "slots": 10, "cores": 1000, "number": number + 1, **said}
-        said.pop("number", None)
-        self.numbers[name] = (given["number"], said)
+        fields = {**before, **fields}
+        given = {"pool": "farm", "slots": 10, "cores": 1000, "number": number + 1, **fields}
+        fields.pop("number", None)
+        self.numbers[name] = (given["number"], fields)
         return self.registry.record_heartbeat(Heartbeat(worker=id_of(name), name=name, **given))
 
     def place(self, wanted, n=1, **more):

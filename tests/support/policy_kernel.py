@@ -21,7 +21,7 @@ ALLOWING = "rules: [{id: a, decision: allow}]\n"
 DENYING = "rules: [{id: b, decision: deny}]\n"
 
 
-def asking(port, **safety):
+def client_settings(port, **safety):
     """Client settings for a kernel on this port; the circuit breaker stays open long by default."""
     return Settings(
         safety_kernel=SafetyKernelSettings(addr=f"127.0.0.1:{port}"),
@@ -29,7 +29,7 @@ def asking(port, **safety):
     )
 
 
-def deciding(path, **kernel):
+def kernel_settings(path, **kernel):
     """Kernel settings."""
     return Settings(
         policy=PolicySettings(file=str(path)),
@@ -51,7 +51,7 @@ def free_port():
 @asynccontextmanager
 async def serving(path, redis=None, **kernel):
     """A kernel in this process."""
-    process = KernelProcess(deciding(path, **kernel), redis)
+    process = KernelProcess(kernel_settings(path, **kernel), redis)
     async with process.supervisor.running():
         yield process
 
@@ -66,7 +66,7 @@ async def spawned(spawn, path, port, health_port=0):
     return await spawn(None, argv=[ROTA, "kernel"], env=env)
 
 
-class Liar:
+class FaultyKernel:
     """Answers every call with `says(request)`: bytes, or a status code to fail with."""
 
     def __init__(self, says):
@@ -97,10 +97,10 @@ class Liar:
         self.calls += 1
         self.arrived.release()
         await self.let_go.wait()
-        said = self.says(data)
-        if isinstance(said, grpc.StatusCode):
-            await context.abort(said, "told so")
-        return said
+        reply = self.says(data)
+        if isinstance(reply, grpc.StatusCode):
+            await context.abort(reply, "told so")
+        return reply
 
 
 def replaced(settings, section, **values):

@@ -66,20 +66,20 @@ class Dispatcher:
 class Leader:
     """Queue maintenance stepped by the test under a lease: `await leader.fold()`."""
 
-    def __init__(self, upkeep, lease):
-        self.upkeep, self.lease = upkeep, lease
+    def __init__(self, maintenance, lease):
+        self.maintenance, self.lease = maintenance, lease
 
     @classmethod
     async def of(cls, queue, pace):
-        async def bury(tokens):
+        async def none_booked(tokens):
             return set(tokens)
 
         leases = Leases(queue.database)
         [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
-        return cls(QueueMaintenance(queue, leases, bury, pace), lease)
+        return cls(QueueMaintenance(queue, leases, none_booked, pace), lease)
 
     def __getattr__(self, step):
-        return lambda: getattr(self.upkeep, step)(self.lease)
+        return lambda: getattr(self.maintenance, step)(self.lease)
 
 
 async def counted(database, query=EXACT):

@@ -144,7 +144,7 @@ class Farm:
         await self._open.__aenter__()
         self.replica = await self.server()
         self.database = self.replica.database
-        self.books = self.replica.accounting
+        self.accounting = self.replica.accounting
         self.jobs = JobQueries(self.database)
         self.submitter = Submitter(self.database)
         return self
@@ -165,18 +165,18 @@ class Farm:
 
     async def show(self, name="film", *, pool="local", size=100, burst=100, managed=True):
         """Create a show with a folder and a department named `default`, and a subscription of a pool."""
-        known = {item.name for item in [*await self.books.admin.pools(), *await self.books.admin.depts()]}
+        known = {item.name for item in [*await self.accounting.admin.pools(), *await self.accounting.admin.depts()]}
         if pool not in known:
-            await self.books.change(lambda admin: admin.create_pool(pool, actor="test"))
+            await self.accounting.change(lambda admin: admin.create_pool(pool, actor="test"))
         if "default" not in known:
-            await self.books.change(lambda admin: admin.create_dept("default", actor="test"))
-        await self.books.change(lambda admin: admin.create_show(name, actor="test"))
-        await self.books.change(lambda admin: admin.create_folder(name, "default", actor="test"))
-        await self.books.change(
+            await self.accounting.change(lambda admin: admin.create_dept("default", actor="test"))
+        await self.accounting.change(lambda admin: admin.create_show(name, actor="test"))
+        await self.accounting.change(lambda admin: admin.create_folder(name, "default", actor="test"))
+        await self.accounting.change(
             lambda admin: admin.create_subscription(name, pool, size=size, burst=burst, actor="test")
         )
         if managed:
-            await self.books.change(lambda admin: admin.set_managed(name, True, actor="test"))
+            await self.accounting.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
     async def worker(self, name="w", *, slots=8, cores=None, pool="local", of="", **more):
         """Start a worker with the tasks below, or with the app `of`; returns a function that stops it."""

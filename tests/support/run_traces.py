@@ -16,7 +16,7 @@ CREATE TABLE rota.agent_trail
 READ = sql("SELECT name, run, acquired_ms, what FROM rota.agent_trail ORDER BY n")
 
 
-class Trail:
+class RunTrace:
     def __init__(self, database):
         self._database = database
 

@@ -11,26 +11,26 @@ from rota.workflow.redis_mirror.reconciler import MirrorReconciler
 from rota.workflow.redis_mirror.sagas import SagaMirror
 from rota.workflow.redis_mirror.timers import TimerMirror
 from tests.support.queue import sql
-from tests.support.workflows import Room
+from tests.support.workflows import WorkflowHarness
 
 TIMERS = "rota:wf:delay:timers"
 POLLING = Lease(POLLER, "workflow_poller", 1, "somebody", 10.0)
-UNSAY = sql("DELETE FROM rota.workflow_news WHERE pk_job = $1::uuid")
+DELETE_INBOX_EVENT = sql("DELETE FROM rota.workflow_news WHERE pk_job = $1::uuid")
 
 
-class Netted(Room):
+class RecoveryHarness(WorkflowHarness):
     def __init__(self, database, redis=None, clock=None, *, run_lock_s=30.0, lease_s=30.0, holder="net"):
         super().__init__(database, clock)
         self.redis = redis
         self.lease_s, self.holder = lease_s, holder
         self.leases = Leases(database)
         self.advancer.workflow = WorkflowSettings(poll_interval=5.0, run_lock_ttl=run_lock_s)
-        self.net = WorkflowReconciler(self.leases, self.advancer, RetentionSettings())
+        self.reconciler = WorkflowReconciler(self.leases, self.advancer, RetentionSettings())
         if redis is not None:
             self._show(database, redis)
 
     def _show(self, database, redis):
-        self.index = TimerMirror(database, redis, self.desk.definitions)
+        self.index = TimerMirror(database, redis, self.commands.definitions)
         self.stacks = SagaMirror(database, redis, 120.0)
         self.mirror = MirrorPublisher(self.index, self.stacks)
         self.advancer.on_done = self.mirror.on_advanced
@@ -49,14 +49,14 @@ class Netted(Room):
         attempt = await self.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=self.lease_s, holder=self.holder)
         return next(iter(attempt.granted), None)
 
-    async def mend(self):
+    async def repair(self):
         """One reconciler pass and the resulting advances; returns the number of repairs."""
-        mended = await self.net.run_once(await self.lead())
+        repaired = await self.reconciler.run_once(await self.lead())
         await self.advance()
-        return mended
+        return repaired
 
     async def prune(self, batch=2):
-        return await self.net.pruner.prune_by_kind(await self.lead(), batch=batch)
+        return await self.reconciler.pruner.prune_by_kind(await self.lead(), batch=batch)
 
     async def keep(self):
         """The periodic steps of a replica's services."""
@@ -64,4 +64,4 @@ class Netted(Room):
         yield self.mirror.flush
         yield lambda: self.poller._run_step(self.poller.fill, POLLING)
         yield lambda: self.poller._run_step(self.poller.clean, POLLING)
-        yield self.mend
+        yield self.repair

@@ -1,9 +1,9 @@
 """Workflows without workers: the test advances runs and ends jobs.
 
-room = Room(database)
-run = await room.start(StepSpec(id="a", task="noop"))
-await room.end("a")            # ends its job as a worker would
-await room.advance()
+harness = WorkflowHarness(database)
+run = await harness.start(StepSpec(id="a", task="noop"))
+await harness.end("a")            # ends its job as a worker would
+await harness.advance()
 """
 
 from uuid import UUID
@@ -31,8 +31,8 @@ JOBS = sql("""
 SELECT str_name FROM rota.job WHERE workflow_id = $1::text
 UNION ALL SELECT str_name FROM rota.job_done WHERE workflow_id = $1::text ORDER BY 1""")
 TIMERS = sql("SELECT place, attempt, ts_due FROM rota.workflow_timer WHERE pk_run = $1::uuid ORDER BY ts_due")
-PASS = sql("UPDATE rota.workflow_timer SET ts_due = ts_due - make_interval(secs => $1::float8)")
-NEWS = sql("SELECT count(*) FROM rota.workflow_news")
+SHIFT_TIMERS = sql("UPDATE rota.workflow_timer SET ts_due = ts_due - make_interval(secs => $1::float8)")
+INBOX_SIZE = sql("SELECT count(*) FROM rota.workflow_news")
 
 
 async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, error=None):
@@ -48,7 +48,7 @@ async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, er
         assert await tx.rows(FINISH, job), "the job had already ended"
 
 
-class Room:
+class WorkflowHarness:
     def __init__(self, database, clock=None):
         self.database = database
         self.submitter = Submitter(database)
@@ -56,23 +56,23 @@ class Room:
         self.advancer = RunExecutor(
             database, AdvanceTransaction(self.submitter, Definitions(database), self.sagas), clock
         )
-        self.desk = RunCommands(self.advancer, clock)
-        self.looking = RunQueries(database)
+        self.commands = RunCommands(self.advancer, clock)
+        self.queries = RunQueries(database)
         self.run: UUID | None = None
 
     async def declare(self, *steps, name="flow", **more):
-        return await self.desk.declare(WorkflowSpec(name=name, show="film", steps=steps, **more), "ann")
+        return await self.commands.declare(WorkflowSpec(name=name, show="film", steps=steps, **more), "ann")
 
     async def start(self, *steps, given=None, name="flow", **more):
         """Start a run of a workflow with these steps."""
         if steps:
             await self.declare(*steps, name=name, **more)
-        self.run = (await self.desk.start("film", name, given, actor="ann")).run
+        self.run = (await self.commands.start("film", name, given, actor="ann")).run
         return self.run
 
     async def job(self, step, run=None):
         """The job of a step."""
-        found = await self.looking.get(run or self.run)
+        found = await self.queries.get(run or self.run)
         return next(each.job for each in found.steps if each.id == step)
 
     async def end(self, step, state="SUCCEEDED", value=None, *, run=None, **more):
@@ -86,7 +86,7 @@ class Room:
         return advanced
 
     async def states(self, run=None):
-        found = await self.looking.get(run or self.run)
+        found = await self.queries.get(run or self.run)
         return {"": found.state.value} | {step.id: step.state.value for step in found.steps}
 
     async def jobs(self, run=None):
@@ -98,7 +98,7 @@ class Room:
 
     async def pass_time(self, seconds):
         """Move all timers closer by `seconds`."""
-        await self.database.run(PASS, float(seconds))
+        await self.database.run(SHIFT_TIMERS, float(seconds))
 
-    async def told(self, run=None):
-        return [(moment.happened.step, moment.happened.what) for moment in await self.looking.timeline(run or self.run)]
+    async def timeline(self, run=None):
+        return [(moment.happened.step, moment.happened.what) for moment in await self.queries.timeline(run or self.run)]

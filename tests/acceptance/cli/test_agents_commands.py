@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history
 from tests.support.commands import Terminal
 from tests.support.waiting import until
 
@@ -20,7 +20,7 @@ def cli(monkeypatch, capsys, tmp_path, database_url, redis_url):
 @pytest.fixture
 async def agents(database, redis):
     """Two agents that have run once; no replica runs them afterwards."""
-    seen = Seen()
+    seen = RunRecorder()
     made = {"sync": every(HOUR_MS, seen.quick), "broken": every(HOUR_MS, seen.failing(ValueError("no luck")))}
     async with Pod(database, redis, **made):
         for name in made:

@@ -11,8 +11,8 @@ from rota.model.workflows.spec import StepSpec
 from tests.integration.engine.admission.approvals_support import Desk
 from tests.support.commands import Terminal
 from tests.support.jobs import a_show
-from tests.support.kernels import word
-from tests.support.workflows import Room
+from tests.support.kernels import decision
+from tests.support.workflows import WorkflowHarness
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def cli(monkeypatch, capsys, tmp_path, database_url):
 
 
 @pytest.fixture
-async def desk(database):
+async def approvals(database):
     await a_show(database)
     return Desk(database)
 
 
-async def test_pending_approval_is_listed_shown_and_approved(cli, desk):
+async def test_pending_approval_is_listed_shown_and_approved(cli, approvals):
     assert (await cli("approvals list")).out == "Nothing waits for an approval.\n"
-    [job] = await desk.submit("approval", value={"amount": 7}, principal="sam", env={"TOKEN": "s3cret-value"})
+    [job] = await approvals.submit("approval", value={"amount": 7}, principal="sam", env={"TOKEN": "s3cret-value"})
     listed = (await cli("approvals list")).out
     assert "0 of 1" in listed
     assert "sam" in listed
@@ -44,32 +44,32 @@ async def test_pending_approval_is_listed_shown_and_approved(cli, desk):
     assert "Nothing changed" in (await cli(f"approvals approve {job}")).out
     data = json.loads((await cli(f"approvals show {job} -o json")).out)
     assert (data["approval"]["state"], data["approval"]["votes"][0]["voter"]) == ("granted", current_actor())
-    await desk.go_on(job)
-    assert (await desk.state(job))[0] == "SCHEDULED"
+    await approvals.go_on(job)
+    assert (await approvals.state(job))[0] == "SCHEDULED"
     assert "require_approval" in (await cli(f"job show {job}")).out
 
 
-async def test_rejected_job_is_denied_and_explain_names_the_voter(cli, desk):
-    [job] = await desk.submit("two")
+async def test_rejected_job_is_denied_and_explain_names_the_voter(cli, approvals):
+    [job] = await approvals.submit("two")
     assert "1 of 2 have approved" in (await cli(f"approvals approve {job}")).out
-    [other] = await desk.submit("approval")
+    [other] = await approvals.submit("approval")
     assert (await cli(f"approvals reject {other} --reason no")).out == f"Rejected: job {other} is denied.\n"
-    assert await desk.state(other) == ("DENIED", "approval_rejected")
+    assert await approvals.state(other) == ("DENIED", "approval_rejected")
     assert f"rejected by {current_actor()}: no" in (await cli(f"explain {other}")).out
     assert "rejected" in (await cli("approvals list --state rejected")).out
 
 
-async def test_submitter_cannot_approve_own_job(cli, desk):
-    [job] = await desk.submit("approval", principal=current_actor())
+async def test_submitter_cannot_approve_own_job(cli, approvals):
+    [job] = await approvals.submit("approval", principal=current_actor())
     result = await cli(f"approvals approve {job}")
     assert result.status != 0
     assert "cannot approve it" in result.err
 
 
-async def test_approval_step_is_shown_and_approved(cli, desk, database):
-    room = Room(database)
+async def test_approval_step_is_shown_and_approved(cli, approvals, database):
+    harness = WorkflowHarness(database)
     step = StepSpec(id="ok", type="approval", approval=ApprovalSpec(text="Ship ${input.cut}?"), input={"to": "web"})
-    run = await room.start(step, given={"cut": 7, "password": "s3cret-value"})
+    run = await harness.start(step, given={"cut": 7, "password": "s3cret-value"})
     assert "step Ship 7?" in (await cli("approvals list")).out
     shown = (await cli(f"approvals show {run}:ok")).out
     assert f"Ship 7?\n  step ok of run {run} (flow, version 1)" in shown
@@ -79,21 +79,21 @@ async def test_approval_step_is_shown_and_approved(cli, desk, database):
     assert "started by ann" in shown
     assert f"`rota approvals show {run}:ok`" in (await cli(f"workflow show {run}")).out
     assert (await cli(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok continues.\n"
-    await room.advance()
-    assert (await room.states())["ok"] == "SUCCEEDED"
-    await room.start(given={"cut": 8})
-    assert (await cli(f"approvals reject {room.run}:ok")).out == f"Rejected: step {room.run}:ok is denied.\n"
+    await harness.advance()
+    assert (await harness.states())["ok"] == "SUCCEEDED"
+    await harness.start(given={"cut": 8})
+    assert (await cli(f"approvals reject {harness.run}:ok")).out == f"Rejected: step {harness.run}:ok is denied.\n"
 
 
-async def test_invalid_approval_arguments_print_an_error(cli, desk):
+async def test_invalid_approval_arguments_print_an_error(cli, approvals):
     assert "is not a valid state of an approval" in (await cli("approvals list --state odd")).err
     assert "There is no approval of" in (await cli("approvals show nobody")).err
 
 
-async def test_denied_job_is_remediated_as_a_new_job(cli, desk):
+async def test_denied_job_is_remediated_as_a_new_job(cli, approvals):
     remediation = Remediation(id="safe", replacement_topic="allow")
-    desk.kernel.said["danger"] = word(PolicyEffect.DENY, "danger", remediations=(remediation,))
-    [job] = await desk.submit("danger")
+    approvals.kernel.decisions["danger"] = decision(PolicyEffect.DENY, "danger", remediations=(remediation,))
+    [job] = await approvals.submit("danger")
     made = json.loads((await cli(f"job remediate {job} -o json")).out)
     assert made["remediation_of"] == str(job)
     assert "was not denied" in (await cli(f"job remediate {made['job']}")).err

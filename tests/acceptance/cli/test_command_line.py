@@ -221,9 +221,9 @@ async def test_server_waits_for_postgres_that_starts_later(rota, stack, database
         "ROTA_NATS_URL": stack.nats_url,
     }
     server = await rota("server", env=env)
-    await server.said("server_connect_retry")
+    await server.until_logged("server_connect_retry")
     link.heal()
-    await server.said("services_ready")
+    await server.until_logged("services_ready")
     server.send(signal.SIGTERM)
     status, _, errors = await _ended(server)
     assert status == 0, errors

@@ -15,9 +15,9 @@ from rota.model.policy.decision import PolicyEffect, Remediation
 from rota.policy import policy_tests
 from rota.policy.lint import PolicyLintReport
 from tests.acceptance import answers as a
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history
 from tests.support.commands import Terminal
-from tests.support.kernels import TABLE, Table, word
+from tests.support.kernels import TABLE, Table, decision
 from tests.support.outputs import an_output
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
@@ -217,7 +217,7 @@ async def test_ended_job_commands_print_text_and_valid_json(farm, cli):
 
 
 async def test_agent_commands_print_text_and_valid_json(farm, cli, redis):
-    seen = Seen()
+    seen = RunRecorder()
     async with Pod(farm.database, redis, sync=every(HOUR_MS, seen.quick), poll=every(HOUR_MS, seen.quick)):
         for name in ("sync", "poll"):
             await until(lambda name=name: history(farm.database, name))
@@ -273,7 +273,7 @@ async def test_approval_commands_print_text_and_valid_json(
     cli, monkeypatch, database_url, redis_url, nats_url, bus_prefix
 ):
     remediation = Remediation(id="safe", replacement_topic="safer")
-    kernel = Table(default=TABLE["approval"], risky=word(PolicyEffect.DENY, remediations=(remediation,)))
+    kernel = Table(default=TABLE["approval"], risky=decision(PolicyEffect.DENY, remediations=(remediation,)))
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
     async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
         await farm.show("default")
@@ -317,7 +317,7 @@ def _paths(command, path=""):
     found = getattr(command, "commands", None)
     if found is None:
         return {path}
-    return {name for word, below in found.items() for name in _paths(below, f"{path} {word}".strip())}
+    return {name for decision, below in found.items() for name in _paths(below, f"{path} {decision}".strip())}
 
 
 PATHS = _paths(typer.main.get_command(app))

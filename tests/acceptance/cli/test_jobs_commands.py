@@ -364,7 +364,7 @@ async def test_workers_list_shows_resources_and_running_frames(farm, cli):
 
 async def test_pool_commands_map_drain_and_activate(farm, cli):
     assert "* local" in rows(await cli.out("pool topics"))
-    await farm.books.change(lambda admin: admin.create_pool("gpu", actor="test"))
+    await farm.accounting.change(lambda admin: admin.create_pool("gpu", actor="test"))
     text = await cli.out("pool map train gpu local")
     assert "Topic train runs on gpu, then local now." in text
     assert "from now on jobs of unmapped topics fail, unless `rota pool map '*' local`" in text
@@ -401,7 +401,7 @@ async def test_explain_reports_no_workers_then_unknown_task(farm, cli):
 
 async def test_explain_names_the_exceeded_limit_and_how_to_raise_it(farm, cli):
     await farm.worker(slots=50)
-    await farm.books.change(lambda admin: admin.change_subscription("default", "local", burst=2, actor="test"))
+    await farm.accounting.change(lambda admin: admin.change_subscription("default", "local", burst=2, actor="test"))
     hanging("x")
     job = await submitted(cli, "hang x --frames 1-5")
     await farm.running("x", 2)
@@ -433,7 +433,7 @@ async def test_explain_names_the_exceeded_limit_and_how_to_raise_it(farm, cli):
 async def test_explain_names_the_exceeded_quota_level(farm, cli, monkeypatch, redis_url, cap, code):
     monkeypatch.setenv("ROTA_REDIS_URL", redis_url)
     await farm.worker(slots=2)
-    await farm.books.change(lambda admin: admin.create_point("default", "default", actor="test"))
+    await farm.accounting.change(lambda admin: admin.create_point("default", "default", actor="test"))
     hanging("x")
     job = await submitted(cli, "hang x --frames 1-3")
     await farm.running("x", 2)
@@ -503,7 +503,7 @@ async def test_explain_reports_a_deferred_retry(farm, cli):
 
 
 async def test_explain_reports_missing_subscription_and_ended_job(farm, cli):
-    await farm.books.change(lambda admin: admin.create_pool("gpu", actor="test"))
+    await farm.accounting.change(lambda admin: admin.create_pool("gpu", actor="test"))
     await farm.worker("g", pool="gpu")
     await cli.out("pool map noop gpu")
     job = await submitted(cli, "noop")

@@ -141,7 +141,7 @@ class Explorer:
             schedule.start(name, lambda process, actor=actor, operations=operations: actor.bind(process).do(operations))
 
     def _describe(self, what, found):
-        """The reply to a step in a word; also counts it in `reached`."""
+        """A summary of the reply to a step; also counts it in `reached`."""
         words = what.split(" ")
         if words[0] in self.names.values():
             reply = found[0].decode()

@@ -25,17 +25,19 @@ BURST = 1000
 
 class Farm:
     def __init__(self, database, redis, database_url, redis_url, spawn):
-        self.books = AccountingService(database, redis)
+        self.accounting = AccountingService(database, redis)
         self.database = database
-        self.ledger = Books(database, self.books.live, managed=True)
+        self.ledger = Books(database, self.accounting.live, managed=True)
         self.env = {"DATABASE": database_url, "REDIS": redis_url}
         self.spawn = spawn
-        self.maintenance = AccountingMaintenance(self.books, Leases(database), AccountingSettings(), grace_s=0, rest=0)
+        self.maintenance = AccountingMaintenance(
+            self.accounting, Leases(database), AccountingSettings(), grace_s=0, rest=0
+        )
 
     async def make(self):
         await self.ledger.make(burst=BURST)
         self.name = f"show-{self.ledger.show}"
-        assert await seed(self.books.live, self.ledger.show)
+        assert await seed(self.accounting.live, self.ledger.show)
         return self
 
     async def maintainer(self, **arm):
@@ -48,15 +50,15 @@ class Farm:
 
     async def recover(self):
         """One maintenance round and reconciliation, then an audit."""
-        show = await self.books.admin.show(self.name)
+        show = await self.accounting.admin.show(self.name)
         if show.managed:
             await self.maintenance.seed_lagging_shows()
-            assert await reconcile_show(self.books.live, show.id, grace_s=0) is not None
-        found = await audit(self.books, await self.books.admin.show(self.name))
+            assert await reconcile_show(self.accounting.live, show.id, grace_s=0) is not None
+        found = await audit(self.accounting, await self.accounting.admin.show(self.name))
         assert found.ok, found
 
     async def lower(self, burst):
-        await self.books.change(
+        await self.accounting.change(
             lambda admin: admin.change_subscription(self.name, f"pool-{self.ledger.pool}", actor="test", burst=burst)
         )
 
@@ -106,8 +108,8 @@ async def test_process_paused_across_lowered_cap_and_seeding_exceeds_no_cap(farm
     await until(lambda: is_stopped(maintainer.pid), what="the pause")
     if failpoint != "admin.after_flip":  # it holds the lock of the show and blocks all others
         await farm.lower(2)
-        if (await farm.books.admin.show(farm.name)).managed:
-            await seed(farm.books.live, farm.ledger.show)
+        if (await farm.accounting.admin.show(farm.name)).managed:
+            await seed(farm.accounting.live, farm.ledger.show)
     before = await farm.booked()
     maintainer.resume()
     await asyncio.wait_for(maintainer.wait(), 20)

@@ -23,7 +23,7 @@ from rota.model.quota import RESOURCES
 from rota.model.settings.accounting import AccountingSettings
 from tests.support.harness.interleavings import Verdict
 from tests.support.harness.stepped_database import SteppedDatabase, SteppedRedis
-from tests.support.single_frame_batches import as_swarms
+from tests.support.single_frame_batches import with_single_frame_batches
 
 TRIES = 3
 END_JOB = parse_query(
@@ -171,15 +171,15 @@ class Actor:
     def bind(self, process):
         self.database = SteppedDatabase(self._database, process)
         client = None if self.without_redis else SteppedRedis(self._client, process, self._names)
-        self.books = AccountingService(self.database, client, RedisKeys())
+        self.accounting = AccountingService(self.database, client, RedisKeys())
         self.maintenance = AccountingMaintenance(
-            self.books, Leases(self._database), AccountingSettings(), grace_s=0.0, rest=0.0
+            self.accounting, Leases(self._database), AccountingSettings(), grace_s=0.0, rest=0.0
         )
         return self
 
     @property
     def live(self):
-        return self.books.live
+        return self.accounting.live
 
     async def do(self, operations):
         for operation, *given in operations:
@@ -191,7 +191,7 @@ class Actor:
         for _ in range(TRIES):
             batch = self._with_capped_flag(groups)
             try:
-                outcomes = await self.books.book(self.world.show, batch)
+                outcomes = await self.accounting.book(self.world.show, batch)
             except Unavailable:
                 if self.rng.random() < 0.3:
                     return
@@ -228,14 +228,14 @@ class Actor:
         return self.rng.choice(found) if found else None
 
     async def release(self):
-        await self.books.release(self.world.show, self._some_tokens())
+        await self.accounting.release(self.world.show, self._some_tokens())
 
     async def release_in_transaction(self):
         async with self.database.transaction() as tx:
             deleted = await allocations.delete(tx, self.world.show, self._some_tokens())
         if self.rng.random() < 0.7:
-            deleted = as_swarms(deleted)
-        await self.books.publisher.publish(self.world.show, deleted)
+            deleted = with_single_frame_batches(deleted)
+        await self.accounting.publisher.publish(self.world.show, deleted)
 
     async def recount(self, release_orphans=True):
         await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, release_orphans=release_orphans)
@@ -256,13 +256,13 @@ class Actor:
         await self.maintenance.prune_tombstones()
 
     async def rewrite(self):
-        await self.books.transactional.refresh_managed_tables(self.world.show)
+        await self.accounting.transactional.refresh_managed_tables(self.world.show)
 
     async def flip(self, managed):
-        await self.books.change(lambda admin: admin.set_managed(SHOW, managed, actor="test"))
+        await self.accounting.change(lambda admin: admin.set_managed(SHOW, managed, actor="test"))
 
     async def raise_fence(self):
-        await self.books.raise_fence(self.world.show)
+        await self.accounting.raise_fence(self.world.show)
 
     async def change(self, kind, at, cores, gpus):
         """Change caps, in cores; None keeps a cap."""
@@ -283,15 +283,15 @@ class Actor:
                     layer = self._running(3) or list(self.world.layers)[at]
                     return admin.change_layer(SHOW, layer, actor="test", max_cores=cores, max_gpus=gpus)
 
-        await self.books.change(work)
+        await self.accounting.change(work)
 
     async def end_job(self, at):
         """An ended job has no caps, but its tokens may remain for a while."""
         await self.database.run(END_JOB, self.world.jobs[at], self.world.show)
 
     async def drop_and_make_subscription(self):
-        await self.books.change(lambda admin: admin.delete_subscription(SHOW, "pool1", actor="test"))
-        await self.books.change(
+        await self.accounting.change(lambda admin: admin.delete_subscription(SHOW, "pool1", actor="test"))
+        await self.accounting.change(
             lambda admin: admin.create_subscription(SHOW, "pool1", actor="test", size=0, burst="1.5", gpu_burst=1)
         )
 

@@ -10,20 +10,20 @@ import signal
 import pytest
 
 from tests.support.agents import RUNNING, history, in_sets
-from tests.support.run_traces import MAKE, Trail
+from tests.support.run_traces import MAKE, RunTrace
 from tests.support.waiting import until
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-async def trail(database):
+async def trace(database):
     await database.run(MAKE)
-    return Trail(database)
+    return RunTrace(database)
 
 
 @pytest.fixture
-async def worker(spawn, trail, database_url, redis_url):
+async def worker(spawn, trace, database_url, redis_url):
     async def start(name, agents, **env):
         agent_specs = " ".join(f"{agent}={given}" for agent, given in agents.items())
         env = {"URL": database_url, "REDIS": redis_url, "AGENTS": agent_specs, **env}
@@ -34,17 +34,17 @@ async def worker(spawn, trail, database_url, redis_url):
     return start
 
 
-def more_than(trail, seen, *names):
+def more_than(trace, seen, *names):
     """A condition: each of `names` has ended at least two more runs than in `seen`."""
 
     async def ended():
-        return all([await trail.count("end", name) >= seen.get(name, 0) + 2 for name in names])
+        return all([await trace.count("end", name) >= seen.get(name, 0) + 2 for name in names])
 
     return ended
 
 
-async def ends(trail, *names):
-    return {name: await trail.count("end", name) for name in names}
+async def ends(trace, *names):
+    return {name: await trace.count("end", name) for name in names}
 
 
 async def stopped(*processes):
@@ -60,35 +60,35 @@ def intervals(agents):
 AGENTS = {"beat": "async:200:40", "sync": "sync:300:60", "hourly": f"async:{HOUR_MS}:20"}
 
 
-async def test_flushed_redis_causes_no_repeated_runs_on_two_replicas(worker, trail, redis):
+async def test_flushed_redis_causes_no_repeated_runs_on_two_replicas(worker, trace, redis):
     pods = [await worker(name, AGENTS) for name in ("one", "two")]
-    await until(lambda: trail.count("end", "hourly"), within_s=30)
+    await until(lambda: trace.count("end", "hourly"), within_s=30)
     for _ in range(3):
-        seen = await ends(trail, "beat", "sync")
+        seen = await ends(trace, "beat", "sync")
         await redis.flushdb()
-        await until(more_than(trail, seen, "beat", "sync"), within_s=30)
+        await until(more_than(trace, seen, "beat", "sync"), within_s=30)
     due = await until(lambda: redis.zscore("waiting", "hourly"))
     await stopped(*pods)
-    assert await trail.count("begin", "hourly") == 1
-    assert due * 1000 - (await trail.rows("hourly"))[0]["acquired_ms"] == pytest.approx(HOUR_MS, abs=2)
-    await trail.check(intervals(AGENTS))
+    assert await trace.count("begin", "hourly") == 1
+    assert due * 1000 - (await trace.rows("hourly"))[0]["acquired_ms"] == pytest.approx(HOUR_MS, abs=2)
+    await trace.check(intervals(AGENTS))
 
 
-async def test_clocks_two_hours_apart_do_not_change_schedules(worker, trail, database):
+async def test_clocks_two_hours_apart_do_not_change_schedules(worker, trace, database):
     pods = [await worker(name, AGENTS, OFFSET_MS=str(off)) for name, off in (("late", -HOUR_MS), ("early", HOUR_MS))]
-    await until(more_than(trail, {}, "beat", "sync"), within_s=30)
-    seen = await ends(trail, "beat", "sync")
-    await until(more_than(trail, seen, "beat", "sync"), within_s=30)
+    await until(more_than(trace, {}, "beat", "sync"), within_s=30)
+    seen = await ends(trace, "beat", "sync")
+    await until(more_than(trace, seen, "beat", "sync"), within_s=30)
     await stopped(*pods)
-    assert await trail.count("begin", "hourly") == 1
+    assert await trace.count("begin", "hourly") == 1
     for name in AGENTS:
         for run in await history(database, name):
             assert 0 <= run["started_ms"] - run["due_ms"] < 30_000
-    await trail.check(intervals(AGENTS))
+    await trace.check(intervals(AGENTS))
 
 
 @pytest.mark.timeout(180)
-async def test_repeated_script_flush_causes_no_repeated_runs(worker, trail, redis):
+async def test_repeated_script_flush_causes_no_repeated_runs(worker, trace, redis):
     pods = [await worker(name, AGENTS) for name in ("one", "two")]
 
     stop = asyncio.Event()
@@ -101,27 +101,27 @@ async def test_repeated_script_flush_causes_no_repeated_runs(worker, trail, redi
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(flush_scripts())
         for _ in range(2):
-            seen = await ends(trail, "beat", "sync")
-            await until(more_than(trail, seen, "beat", "sync"), within_s=30)
+            seen = await ends(trace, "beat", "sync")
+            await until(more_than(trace, seen, "beat", "sync"), within_s=30)
         stop.set()
     await stopped(*pods)
-    await trail.check(intervals(AGENTS))
+    await trace.check(intervals(AGENTS))
 
 
-async def test_replicas_with_different_patterns_do_not_run_each_others_agents(worker, trail, redis, database):
+async def test_replicas_with_different_patterns_do_not_run_each_others_agents(worker, trace, redis, database):
     agents = {"a1": "async:200:20", "b1": "async:200:20"}
     a = await worker("a", agents, ENABLED="a.*", ORPHANS="1")
     b = await worker("b", agents, ENABLED="b.*", ORPHANS="1")
-    await until(more_than(trail, {}, "a1", "b1"), within_s=30)
+    await until(more_than(trace, {}, "a1", "b1"), within_s=30)
     a.kill()
-    seen = await ends(trail, "a1", "b1")
-    await until(more_than(trail, seen, "b1"), within_s=30)
+    seen = await ends(trace, "a1", "b1")
+    await until(more_than(trace, seen, "b1"), within_s=30)
     assert {run["replica"] for run in await history(database, "b1")} == {"b"}
     await until(lambda: _is_waiting(redis, "a1"), within_s=30, what="the agent of the killed replica to wait")
     again = await worker("a", agents, ENABLED="a.*", ORPHANS="1")
-    await until(more_than(trail, seen, "a1"), within_s=30)
+    await until(more_than(trace, seen, "a1"), within_s=30)
     await stopped(again, b)
-    await trail.check(intervals(agents))
+    await trace.check(intervals(agents))
 
 
 async def _is_waiting(redis, name):
@@ -130,35 +130,35 @@ async def _is_waiting(redis, name):
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-async def test_agent_run_of_a_lost_replica_writes_nothing_after_takeover(worker, trail, database, kind, how):
+async def test_agent_run_of_a_lost_replica_writes_nothing_after_takeover(worker, trace, database, kind, how):
     agents = {"long": f"{kind}:{HOUR_MS}:60000"}
     one = await worker("one", agents)
-    await until(lambda: trail.count("tick", "long"), within_s=30)
+    await until(lambda: trace.count("tick", "long"), within_s=30)
     two = await worker("two", agents)
     one.pause() if how == "stopped" else one.kill()
-    second = (await until(lambda: _runs(trail, 2), within_s=30, what="the run on the other replica"))[1]
-    await until(lambda: _ticks(trail, second, 20), within_s=30)  # while the first replica is stopped
+    second = (await until(lambda: _runs(trace, 2), within_s=30, what="the run on the other replica"))[1]
+    await until(lambda: _ticks(trace, second, 20), within_s=30)  # while the first replica is stopped
     one.resume()
     if how == "stopped":
-        await one.said("agents_lease_lost")
-    await until(lambda: _ticks(trail, second, 40), within_s=30)
+        await one.until_logged("agents_lease_lost")
+    await until(lambda: _ticks(trace, second, 40), within_s=30)
     await stopped(*([one, two] if how == "stopped" else [two]))
     assert [run["outcome"] for run in await history(database, "long")] == ["LOST", "CANCELLED"]
-    await trail.check(intervals(agents))
+    await trace.check(intervals(agents))
 
 
-async def _runs(trail, count):
-    runs = await trail.runs("long")
+async def _runs(trace, count):
+    runs = await trace.runs("long")
     return runs if len(runs) >= count else None
 
 
-async def _ticks(trail, run, count):
-    return sum(row["run"] == run for row in await trail.rows("long")) > count
+async def _ticks(trace, run, count):
+    return sum(row["run"] == run for row in await trace.rows("long")) > count
 
 
 @pytest.mark.slow("runs agents under faults")
 @pytest.mark.timeout(180)
-async def test_agents_under_random_faults_keep_all_invariants(worker, trail, redis, redis_url, database, proxy):
+async def test_agents_under_random_faults_keep_all_invariants(worker, trace, redis, redis_url, database, proxy):
     """Two replicas behind proxies; Redis and scripts are flushed, and replicas paused, cut off or killed in turn."""
     rng = random.Random(20260131)
     host, port = redis_url.partition("@")[2].partition("/")[0].split(":")
@@ -169,7 +169,7 @@ async def test_agents_under_random_faults_keep_all_invariants(worker, trail, red
     rng.shuffle(faults)
     for number, fault in enumerate(faults):
         index = rng.randrange(2)
-        seen = await ends(trail, "beat", "sync", "slow")
+        seen = await ends(trace, "beat", "sync", "slow")
         match fault:
             case "empty":
                 await redis.flushdb()
@@ -183,15 +183,15 @@ async def test_agents_under_random_faults_keep_all_invariants(worker, trail, red
                 pods[index].pause()
             case "kill":
                 pods[index].kill()
-        await until(more_than(trail, seen, "beat", "sync", "slow"), within_s=60, what=f"runs after {fault}")
+        await until(more_than(trace, seen, "beat", "sync", "slow"), within_s=60, what=f"runs after {fault}")
         proxies[index].heal()
         proxies[index].reset()
         pods[index].resume()
         if fault == "kill":
             pods[index] = await worker(f"again{number}", agents, REDIS=proxies[index].url(redis_url))
     await stopped(*pods)
-    await trail.check(intervals(agents))
-    assert await trail.count("begin", "hourly") == 1
+    await trace.check(intervals(agents))
+    assert await trace.count("begin", "hourly") == 1
     assert await database.rows(RUNNING) == []
     assert [await in_sets(redis, name) for name in agents] == [["waiting"]] * len(agents)
     assert await redis.hlen("working-runs") == 0

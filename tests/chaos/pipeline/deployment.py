@@ -76,10 +76,10 @@ START_S = 60.0
 class Actor:
     """A cluster process that can be restarted under the same name."""
 
-    def __init__(self, name, words, env, folder):
+    def __init__(self, name, args, env, folder):
         self.name = name
         self.folder = folder
-        self._words = [sys.executable, "-m", "rota.cli", *words]
+        self._command = [sys.executable, "-m", "rota.cli", *args]
         self._env = {**os.environ, **env}
         self._starts = itertools.count(1)
         self.process = None
@@ -89,7 +89,7 @@ class Actor:
         """`arm` holds failpoint variables such as CRASH_AT."""
         self.log = self.folder / f"{self.name}.{next(self._starts)}.log"
         with self.log.open("wb") as out:
-            self.process = await processes.start(self._words, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT)
+            self.process = await processes.start(self._command, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT)
         return self
 
     @property
@@ -150,7 +150,7 @@ class Farm:
         await migrate(self.urls["postgres"])
         self.database = await Database.open(PostgresTarget(url=self.urls["postgres"], pool_max=6))
         self.client = connect(RedisTarget(url=self.urls["redis"]))
-        self.books = AccountingService(self.database, self.client)
+        self.accounting = AccountingService(self.database, self.client)
         return self
 
     async def __aexit__(self, *_failure):
@@ -180,18 +180,18 @@ class Farm:
             return False
 
     async def show(self, name, *, pool="local", size=100, burst=100, managed=True):
-        known = {item.name for item in [*await self.books.admin.pools(), *await self.books.admin.depts()]}
+        known = {item.name for item in [*await self.accounting.admin.pools(), *await self.accounting.admin.depts()]}
         if pool not in known:
-            await self.books.change(lambda admin: admin.create_pool(pool, actor="test"))
+            await self.accounting.change(lambda admin: admin.create_pool(pool, actor="test"))
         if "default" not in known:
-            await self.books.change(lambda admin: admin.create_dept("default", actor="test"))
-        await self.books.change(lambda admin: admin.create_show(name, actor="test"))
-        await self.books.change(lambda admin: admin.create_folder(name, "default", actor="test"))
-        await self.books.change(
+            await self.accounting.change(lambda admin: admin.create_dept("default", actor="test"))
+        await self.accounting.change(lambda admin: admin.create_show(name, actor="test"))
+        await self.accounting.change(lambda admin: admin.create_folder(name, "default", actor="test"))
+        await self.accounting.change(
             lambda admin: admin.create_subscription(name, pool, size=size, burst=burst, actor="test")
         )
         if managed:
-            await self.books.change(lambda admin: admin.set_managed(name, True, actor="test"))
+            await self.accounting.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
     async def start(self, *, servers=2, workers=3, slots=8, heartbeat_s=2.0):
         await self._link("test", "postgres")
@@ -235,8 +235,8 @@ class Farm:
             "WORKER_NAME": name,
             **env,
         }
-        words = ["worker", app, "--name", name, "--pool", pool, "--slots", str(slots), "--cores", str(slots)]
-        worker = Actor(name, [*words, "--memory", "64GiB", "--gpus", "0"], env, self.folder)
+        args = ["worker", app, "--name", name, "--pool", pool, "--slots", str(slots), "--cores", str(slots)]
+        worker = Actor(name, [*args, "--memory", "64GiB", "--gpus", "0"], env, self.folder)
         self.workers.append(worker)
         return await worker.start()
 
@@ -321,7 +321,7 @@ class Farm:
         counts = await self._counted()
         if counts is not None:
             self.counts.append(counts)
-        self.ledger_samples += await invariants.sample_ledger(self.books, self.client)
+        self.ledger_samples += await invariants.sample_ledger(self.accounting, self.client)
         if self._records_commits and number % 8 == 0:
             await self._read_commits()
         if number % 4 == 0:
@@ -340,7 +340,7 @@ class Farm:
         return None
 
     async def _read_commits(self):
-        managed = {str(show) for show in await self.books.managed_shows()}
+        managed = {str(show) for show in await self.accounting.managed_shows()}
         async with self._reading:
             for at, changes in await wal.read(self.database, managed, self._read_until):
                 self.commits.append(changes)
@@ -406,10 +406,10 @@ class Farm:
 
     async def _audit(self):
         lines = []
-        for show in await self.books.admin.shows():
+        for show in await self.accounting.admin.shows():
             if show.managed:
                 await until(lambda s=show: self._reconciled(s), within_s=20, what=f"the reconciliation of {show.name}")
-            found = await audit(self.books, show)
+            found = await audit(self.accounting, show)
             if not found.ok:
                 lines.append(f"the ledger of {show.name} is inconsistent: {found}")
             for line in found.lines:
@@ -419,7 +419,7 @@ class Farm:
 
     async def _reconciled(self, show):
         try:
-            return await reconcile_show(self.books.live, show.id, grace_s=0) is not None
+            return await reconcile_show(self.accounting.live, show.id, grace_s=0) is not None
         except RedisUnavailable:
             return False
 

@@ -165,7 +165,7 @@ async def _run(url, spawn, *, seconds, rate, pins):
         got = await leases.acquire([f"dispatcher:{number}"], kind="dispatcher", ttl_s=seconds + 600)
         owners.append(await queue.register_owner(got.granted[0]))
     reader = await spawn("tests.chaos.queue.counts_reader")
-    await reader.say(f"{url}\n{QUEUE}")
+    await reader.write_line(f"{url}\n{QUEUE}")
     await reader.line()
     soak.began = time.monotonic()
     async with supervisor.running(), asyncio.TaskGroup() as tasks:
@@ -176,7 +176,7 @@ async def _run(url, spawn, *, seconds, rate, pins):
         await _offer(queue, soak)
         soak.completed_in_time = soak.completed + soak.failed
         await asyncio.gather(*watching)
-        await reader.say("")
+        await reader.write_line("")
         await reader.wait()
         await until(lambda: soak.completed + soak.failed == soak.offered, within_s=60, what="the end of all frames")
         for task in working:

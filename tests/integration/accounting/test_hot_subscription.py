@@ -18,7 +18,7 @@ class Pair:
     async def send(self, text):
         """Send a command to both; returns the number of frames they hold once both have executed it."""
         for process in self.processes:
-            await process.say(text)
+            await process.write_line(text)
         return sum([int(await process.line(30)) for process in self.processes])
 
 

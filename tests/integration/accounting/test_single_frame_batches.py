@@ -17,7 +17,7 @@ from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level
 from tests.contract.ledger_suite import LIMITS, MAKE_JOB, plain
 from tests.integration.accounting.accounting_support import ShowQuota, paused_at
-from tests.support.single_frame_batches import as_swarms
+from tests.support.single_frame_batches import with_single_frame_batches
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def book(quota, *batch):
 
 async def release(quota, tokens):
     """Delete rows and publish their release as single-frame batches; returns what was published."""
-    deleted = as_swarms(await allocations.delete(quota.database, quota.show, tokens))
+    deleted = with_single_frame_batches(await allocations.delete(quota.database, quota.show, tokens))
     await quota.live.publisher.publish(quota.show, deleted)
     return deleted
 
@@ -78,7 +78,7 @@ async def test_single_frame_batch_is_released_immediately_and_once(quota, replie
 
 async def test_single_frame_batch_of_an_older_fence_is_not_released(quota, replies):
     await book(quota, single_frames(quota, range(4)))
-    deleted = as_swarms(await allocations.delete(quota.database, quota.show, [1, 2]))
+    deleted = with_single_frame_batches(await allocations.delete(quota.database, quota.show, [1, 2]))
     await quota.accounting.raise_fence(quota.show)
     await quota.live.publisher.publish(quota.show, deleted)
     assert isinstance(replies[-1], StaleFenceReply)

@@ -7,7 +7,7 @@ import pytest
 from rota.agents.admin import AgentAdmin
 from rota.model.errors import NotFound, Refused
 from rota.model.settings.agents import AgentKeySettings
-from tests.support.agents import HOUR_MS, Pod, Seen, every, in_sets, now_ms, row
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, in_sets, now_ms, row
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -17,7 +17,7 @@ AUDIT = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq")
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.errors import RedisUnavailable, Refused, StaleFence
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentKeySettings, OrphanCleanupSettings
-from tests.support.agents import HOUR_MS, RUNNING, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import HOUR_MS, RUNNING, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -24,7 +24,7 @@ EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() - interval '1
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 async def test_running_agent_cannot_be_removed_and_never_overlaps_itself(database, redis, seen):

@@ -5,13 +5,13 @@ from itertools import pairwise
 import pytest
 
 from rota.infra.redis import RedisKeys
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history, in_sets, now_ms, once, row, sets_of
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history, in_sets, now_ms, once, row, sets_of
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 async def test_agent_runs_at_its_interval_and_its_runs_are_recorded(database, redis, seen):

@@ -8,7 +8,7 @@ from rota.agents.admin import AgentAdmin
 from rota.model.errors import InvalidInput, Refused
 from rota.model.schedules import CronSchedule, OneTimeSchedule
 from rota.model.settings.agents import AgentKeySettings
-from tests.support.agents import HOUR_MS, Pod, Seen, every, now_ms, row
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, now_ms, row
 from tests.support.waiting import until
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -17,7 +17,7 @@ NIGHTLY = CronSchedule("0 2 * * *")
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 @pytest.fixture

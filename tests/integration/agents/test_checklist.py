@@ -14,7 +14,7 @@ from rota.infra.telemetry import metrics
 from rota.model.agents import AgentSpec
 from rota.model.schedules import CronSchedule, IntervalSchedule
 from rota.model.settings.agents import AgentKeySettings, OrphanCleanupSettings
-from tests.support.agents import HOUR_MS, RUNNING, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import HOUR_MS, RUNNING, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -23,7 +23,7 @@ EXPIRE = sql("UPDATE rota.lease SET expires_at = clock_timestamp() - interval '1
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 async def test_unlimited_concurrency_runs_all_due_agents_at_once(database, redis, seen):

@@ -5,7 +5,7 @@ import pytest
 from rota.agents import running as runs_module
 from rota.model.access import Role
 from rota.server import services
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history
 from tests.support.api import Api
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
@@ -30,7 +30,7 @@ class RecordedEvents:
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def recorded():
 async def test_short_run_emits_one_event_and_a_longer_one_two(database, redis, seen, recorded):
     bad = seen.failing(ConnectionError("no route"))
     agents = {"short": every(HOUR_MS, seen.quick), "long": every(HOUR_MS, seen.hang), "bad": every(HOUR_MS, bad)}
-    async with Pod(database, redis, tell=recorded, **agents):
+    async with Pod(database, redis, publish_event=recorded, **agents):
         await until(lambda: recorded.of("short") and recorded.of("bad") and recorded.of("long"))
         assert recorded.of("long") == ["agent.started"]
         seen.gates["long"].set()
@@ -56,13 +56,13 @@ async def test_short_run_emits_one_event_and_a_longer_one_two(database, redis, s
 
 
 async def test_runs_stopped_by_shutdown_are_emitted_as_cancelled(database, redis, seen, recorded):
-    async with Pod(database, redis, tell=recorded, held=every(HOUR_MS, seen.hang)):
+    async with Pod(database, redis, publish_event=recorded, held=every(HOUR_MS, seen.hang)):
         await until(lambda: seen.count("held"))
     assert recorded.of("held")[-1] == "agent.cancelled"
 
 
 async def test_run_of_a_dead_replica_is_emitted_as_lost_by_its_successor(database, redis, seen, recorded):
-    async with Pod(database, redis, tell=recorded, lease_s=1.0, held=every(HOUR_MS, seen.hang)) as pod:
+    async with Pod(database, redis, publish_event=recorded, lease_s=1.0, held=every(HOUR_MS, seen.hang)) as pod:
         await until(lambda: seen.count("held") == 1)
         [first] = await pod.agents.repository.members()
         await database.run(EXPIRE, first)
@@ -73,7 +73,9 @@ async def test_run_of_a_dead_replica_is_emitted_as_lost_by_its_successor(databas
 async def test_run_that_cannot_be_stopped_is_emitted_once(database, redis, seen, recorded, monkeypatch):
     monkeypatch.setattr(runs_module, "STOP_GRACE_S", 0.05)
     settings = {"scheduler__zombie_cleanup__threshold_ms": 20}
-    async with Pod(database, redis, settings=settings, tell=recorded, stuck=every(50, seen.stubborn, timeout_ms=50)):
+    async with Pod(
+        database, redis, settings=settings, publish_event=recorded, stuck=every(50, seen.stubborn, timeout_ms=50)
+    ):
         await until(lambda: "agent.quarantined" in recorded.of("stuck"))
         seen.gates["stuck"].set()
         await until(lambda: "agent.timeout" in recorded.of("stuck"))
@@ -86,7 +88,7 @@ async def test_agent_events_reach_api_subscribers(database_url, redis_url, redis
         async with viewer.stream("GET", "/events", params={"kind": "agent.succeeded"}) as answer:
             assert answer.status_code == 200
             emit = farm.replica.engine.event_publisher.emit
-            async with Pod(farm.database, redis, tell=emit, beat=every(HOUR_MS, seen.quick)):
+            async with Pod(farm.database, redis, publish_event=emit, beat=every(HOUR_MS, seen.quick)):
                 async for line in answer.aiter_lines():
                     if line.startswith("data:"):
                         assert '"agent":"beat"' in line

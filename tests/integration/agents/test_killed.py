@@ -81,7 +81,7 @@ async def test_replica_paused_past_its_lease_changes_nothing(pod, database, redi
     [_, run] = await until(lambda: _ended(database, "beat", 2))
     due = (await row(database, "beat"))["due_ms"]
     one.resume()
-    await one.said("agents_lease_lost")
+    await one.until_logged("agents_lease_lost")
     assert await in_sets(redis, "beat") == ["waiting"]
     assert (await row(database, "beat"))["due_ms"] == due
     assert [each["run"] for each in await history(database, "beat")][-1] == run["run"]

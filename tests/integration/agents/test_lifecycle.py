@@ -15,13 +15,13 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.errors import RedisUnavailable
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentSchedulerSettings
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 async def test_thousand_new_agents_run_up_to_the_concurrency_limit(database, redis, seen):

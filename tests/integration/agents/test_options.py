@@ -12,14 +12,14 @@ from rota.model.agents import AgentSpec
 from rota.model.circuit_breaker import BreakerPhase
 from rota.model.errors import RotaError
 from rota.model.schedules import IntervalSchedule
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
 from tests.support.harness.fixtures import redis_async
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 class Status(Exception):
@@ -315,7 +315,7 @@ async def test_sets_and_leader_key_use_configured_names(database, redis, seen):
 
 async def test_two_installations_on_one_redis_are_isolated(database, redis, seen):
     """With different prefixes, here even on one PostgreSQL: each takes only from its own sets."""
-    ours, theirs = Seen(), Seen()
+    ours, theirs = RunRecorder(), RunRecorder()
     one = Pod(database, redis, name="one", settings={"scheduler__keys__prefix": "a:"}, here=every(50, ours.quick))
     two = Pod(database, redis, name="two", settings={"scheduler__keys__prefix": "b:"}, there=every(50, theirs.quick))
     async with one, two:

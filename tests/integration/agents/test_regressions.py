@@ -17,7 +17,7 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.circuit_breaker import BreakerPhase
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentSettings
-from tests.support.agents import HOUR_MS, RUNNING, Pod, Seen, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import HOUR_MS, RUNNING, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ REMOVE = sql("WITH lost AS (DELETE FROM rota.agent_running WHERE name = $1) DELE
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RunRecorder()
 
 
 async def test_stale_candidate_list_runs_nothing_early(redis):
@@ -285,7 +285,7 @@ async def test_flushed_scripts_are_loaded_again(database, redis, seen):
 async def test_random_failures_leak_no_permit_and_leave_each_agent_in_one_set(database, redis):
     """Bodies that succeed, fail, hang, cancel themselves or are stopped, on two replicas that come and go."""
     rng = random.Random(4711)
-    seen = Seen()
+    seen = RunRecorder()
 
     async def body(run):
         seen._enter(run)

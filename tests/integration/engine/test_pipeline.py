@@ -87,7 +87,7 @@ async def test_job_without_workers_waits_and_runs_when_one_registers(cluster):
 
 async def test_layer_under_a_subscription_cap_runs_within_it(cluster):
     await cluster.worker(slots=50)
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=3, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=3, actor="test"))
     gate = hanging("x")
     job = await cluster.submit("hang", "x", frames=10)
     await cluster.running("x", 3)
@@ -103,11 +103,11 @@ async def test_layer_under_a_subscription_cap_runs_within_it(cluster):
 
 async def test_raised_subscription_cap_starts_waiting_frames_at_once(cluster):
     await cluster.worker(slots=50)
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
     gate = hanging("x")
     job = await cluster.submit("hang", "x", frames=6)
     await cluster.running("x", 2)
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=6, actor="test"))
     await cluster.running("x", 6)
     gate.set()
     assert await cluster.ended(job) == "SUCCEEDED"
@@ -115,12 +115,14 @@ async def test_raised_subscription_cap_starts_waiting_frames_at_once(cluster):
 
 async def two_pools(cluster, local, other):
     """Two pools with a worker each, the topic mapped to `local` first, and the given shares of the show."""
-    await cluster.books.change(lambda admin: admin.create_pool("other", actor="test"))
+    await cluster.accounting.change(lambda admin: admin.create_pool("other", actor="test"))
     if local:
-        await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=local, actor="test"))
+        await cluster.accounting.change(
+            lambda admin: admin.change_subscription("film", "local", burst=local, actor="test")
+        )
     else:
-        await cluster.books.change(lambda admin: admin.delete_subscription("film", "local", actor="test"))
-    await cluster.books.change(
+        await cluster.accounting.change(lambda admin: admin.delete_subscription("film", "local", actor="test"))
+    await cluster.accounting.change(
         lambda admin: admin.create_subscription("film", "other", size=other, burst=other, actor="test")
     )
     await RouteStore(cluster.database).set_topic("default", ["local", "other"], actor="test")
@@ -161,7 +163,7 @@ async def test_raised_job_cap_starts_more_frames_at_once(cluster):
     job = await cluster.submit("hang", "x", frames=8, max_cores=1)
     await cluster.running("x", 1)
     await until(lambda: cluster.database.value(PARKED), what="all waiting frames to be parked")
-    await cluster.books.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_job("film", job, max_cores=4, actor="test"))
     await cluster.running("x", 4)
     gate.set()
     assert await cluster.ended(job) == "SUCCEEDED"
@@ -182,7 +184,7 @@ async def stop_polling(dispatcher, monkeypatch):
 
 async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
     await cluster.worker(slots=50)
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
     gate = hanging("x")
     job = await cluster.submit("hang", "x", frames=6)
     await cluster.running("x", 2)
@@ -210,8 +212,8 @@ async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
 async def test_waiting_job_can_get_a_cap_before_it_runs(cluster):
     job = await cluster.submit("hang", "x", frames=4)
     [layer] = (await cluster.jobs.get(job)).layers
-    await cluster.books.change(lambda admin: admin.change_job("film", job, max_cores=3, actor="test"))
-    await cluster.books.change(lambda admin: admin.change_layer("film", layer.id, max_cores=2, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_job("film", job, max_cores=3, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_layer("film", layer.id, max_cores=2, actor="test"))
     gate = hanging("x")
     await cluster.worker(slots=50)
     await cluster.running("x", 2)
@@ -228,7 +230,7 @@ async def test_cap_set_between_claim_and_booking_blocks_only_its_job(cluster, mo
 
     async def book(pending_queue, batch):
         if not asked:
-            await cluster.books.change(lambda admin: admin.change_job("film", late, max_cores="0.5", actor="test"))
+            await cluster.accounting.change(lambda admin: admin.change_job("film", late, max_cores="0.5", actor="test"))
         asked.extend(batch)
         return await real(pending_queue, batch)
 
@@ -237,7 +239,7 @@ async def test_cap_set_between_claim_and_booking_blocks_only_its_job(cluster, mo
     assert [await cluster.ended(job) for job in jobs if job != late] == ["SUCCEEDED"] * 2
     await until(lambda: cluster.database.value(PARKED_OF, late), what="the frame to be parked")
     assert len(asked[0].jobs) == 3, "they were not booked in one request"
-    await cluster.books.change(lambda admin: admin.change_job("film", late, max_cores=1, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_job("film", late, max_cores=1, actor="test"))
     assert await cluster.ended(late) == "SUCCEEDED"
 
 
@@ -246,7 +248,7 @@ async def test_cap_set_on_a_running_job_does_not_block_others(cluster):
     gate = hanging("x")
     job = await cluster.submit("hang", "x", frames=4)
     await cluster.running("x", 1)
-    await cluster.books.change(lambda admin: admin.change_job("film", job, max_cores=1, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_job("film", job, max_cores=1, actor="test"))
     await cluster.worker("b", slots=1)
     await until(lambda: cluster.database.value(PARKED_OF, job), what="the waiting frames to be parked")
     other = await cluster.submit("noop", frames=3)
@@ -321,7 +323,7 @@ async def test_two_shows_share_a_pool_by_their_sizes(cluster):
 
 
 async def _show(cluster, name):
-    return next(show.id for show in await cluster.books.admin.shows() if show.name == name)
+    return next(show.id for show in await cluster.accounting.admin.shows() if show.name == name)
 
 
 async def test_two_replicas_and_three_workers_run_one_layer_together(cluster):

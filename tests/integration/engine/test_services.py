@@ -157,8 +157,8 @@ async def test_caps_of_an_ended_job_are_deleted_from_postgres_and_redis(cluster)
     job = await cluster.submit("noop", frames=3, max_cores=2)
     assert await cluster.ended(job) == "SUCCEEDED"
     await cluster.quiet()
-    [show] = await cluster.books.admin.shows()
-    live = cluster.books.live
+    [show] = await cluster.accounting.admin.shows()
+    live = cluster.accounting.live
     limits = live.keys.show_keys(str(show.id)).limits
     assert script_args.counter_name(Level.JOB, job) in [
         name async for name, _ in live_reader.scan_hash(live.client, limits)
@@ -169,4 +169,4 @@ async def test_caps_of_an_ended_job_are_deleted_from_postgres_and_redis(cluster)
     assert script_args.counter_name(Level.JOB, job) not in [
         name async for name, _ in live_reader.scan_hash(live.client, limits)
     ]
-    assert not [line for line in (await audit(cluster.books, show)).lines if line.problem]
+    assert not [line for line in (await audit(cluster.accounting, show)).lines if line.problem]

@@ -77,7 +77,7 @@ async def test_job_trace_continues_the_trace_of_the_submitter(cluster, recorder)
 
 
 async def test_many_frames_create_few_spans(cluster, recorder):
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=2000, actor="test"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2000, actor="test"))
     await cluster.worker(slots=2000)
     job = await cluster.submit("noop", frames=1000)
     assert await cluster.ended(job) == "SUCCEEDED"

@@ -179,11 +179,11 @@ async def test_open_guarded_transaction_blocks_takeover_but_not_renewal(leases, 
 async def test_paused_holder_cannot_write_after_takeover_and_learns_of_the_loss(database_url, leases, notes, spawn):
     process = await spawn(HOLDER, "door", 0.6, env={"URL": database_url})
     old = int((await process.line()).removeprefix("held "))
-    await process.say("write")
+    await process.write_line("write")
     assert await process.line() == "wrote"
     process.pause()
     mine = await acquire_when_free(leases)
-    await process.say("write")
+    await process.write_line("write")
     process.resume()
     assert {await process.line(), await process.line()} == {"stale_fence", "lost"}
     await write(leases, mine)
@@ -196,7 +196,7 @@ async def test_holder_paused_in_a_guarded_transaction_delays_takeover_by_the_ttl
     env = {"URL": database_url, "PAUSE_AT": "lease.after_guard"}
     process = await spawn(HOLDER, "door", 0.6, env=env)
     await process.line()
-    await process.say("write")
+    await process.write_line("write")
     mine = await acquire_when_free(leases)
     process.resume()
     assert {await process.line(), await process.line()} == {"postgres_unavailable", "lost"}

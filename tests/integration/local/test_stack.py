@@ -382,7 +382,7 @@ async def test_root_runs_postgres_under_another_account(spawn, mode):
         owner, urls, _ = await _owner(spawn, data, mode)
         assert await owner.line() == f"0 {mode}"
         assert await _row_count(urls["postgres"]) == 1
-        await owner.say("stop")
+        await owner.write_line("stop")
         assert await owner.wait() == 0
 
 
@@ -396,7 +396,7 @@ async def test_unprivileged_user_needs_no_special_setup(spawn, tmp_path):
     await owner.line()
     assert await owner.line() == "1000 plain"
     assert await _row_count(urls["postgres"]) == 1
-    await owner.say("stop")
+    await owner.write_line("stop")
     assert await owner.wait() == 0
 
 

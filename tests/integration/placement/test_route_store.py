@@ -14,7 +14,7 @@ from rota.placement.pools_file import parse_pools_file, read_pools_file
 from rota.placement.pools_watch import FILE_REFUSED, PoolsFileWatcher
 from rota.placement.route_store import RouteStore, RoutesWatcher
 from tests.contract.ledger_suite import sql
-from tests.support.placement import Moved
+from tests.support.placement import ManualClock
 from tests.support.waiting import until
 
 AUDITED = sql("SELECT action, target, detail FROM rota.audit WHERE actor = $1 ORDER BY seq")
@@ -25,7 +25,7 @@ LAST = sql("SELECT coalesce(max(seq), 0) FROM rota.audit")
 async def routing(database):
     for name in ("farm", "cloud", "gpu"):
         await QuotaAdmin(database).create_pool(name, actor="setup")
-    return RouteStore(database, Moved())
+    return RouteStore(database, ManualClock())
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from rota.model.errors import BreakerOpen, Unavailable
 from rota.model.policy.decision import PolicyEffect
 from rota.policy.grpc import messages
 from rota.policy.grpc.client import CIRCUIT_OPEN, RemoteKernel, RemoteOutputKernel
-from tests.support.policy_kernel import ALLOWING, Liar, asking, free_port, question, serving
+from tests.support.policy_kernel import ALLOWING, FaultyKernel, client_settings, free_port, question, serving
 from tests.support.waiting import until
 
 FULL = """
@@ -65,7 +65,7 @@ async def client(settings, redis=None):
 @pytest.fixture
 async def fake_kernel():
     """A fake kernel that allows everything unless `says` is replaced."""
-    server = Liar(allow)
+    server = FaultyKernel(allow)
     async with server.serving() as server.port:
         yield server
 
@@ -85,7 +85,7 @@ async def test_every_decision_arrives_unchanged(tmp_path, redis):
     path = tmp_path / "policy.yaml"
     path.write_text(FULL)
     asked = [question(f"job.{name}", 3) for name in ("gate", "slow", "boxed", "counted", "none")]
-    async with serving(path, redis) as process, client(asking(process.calls.port)) as kernel:
+    async with serving(path, redis) as process, client(client_settings(process.calls.port)) as kernel:
         received = await kernel.check(asked)
         assert received == await process.kernel.check(asked)
     assert [decision.says for decision in received] == [
@@ -101,7 +101,7 @@ async def test_every_decision_arrives_unchanged(tmp_path, redis):
 
 
 async def test_many_questions_are_sent_in_several_batches(fake_kernel):
-    async with client(asking(fake_kernel.port)) as kernel:
+    async with client(client_settings(fake_kernel.port)) as kernel:
         assert len(await kernel.check([question(f"t{n}") for n in range(1200)])) == 1200
     assert fake_kernel.calls == 3
 
@@ -110,14 +110,14 @@ async def test_unknown_decision_code_denies(fake_kernel):
     fake_kernel.says = lambda _data: bytes.fromhex(
         "0a06" + "0863" + "1a02" + "6162"
     )  # one decision: code 99, rule "ab"
-    async with client(asking(fake_kernel.port)) as kernel:
+    async with client(client_settings(fake_kernel.port)) as kernel:
         [decision] = await kernel.check([question()])
     assert (decision.says, decision.rule) == (PolicyEffect.DENY, "ab")
 
 
 async def test_decision_without_a_code_denies(fake_kernel):
     fake_kernel.says = lambda _data: bytes.fromhex("0a00")
-    async with client(asking(fake_kernel.port)) as kernel:
+    async with client(client_settings(fake_kernel.port)) as kernel:
         [decision] = await kernel.check([question()])
     assert decision.says is PolicyEffect.DENY
 
@@ -151,7 +151,7 @@ async def test_decision_without_a_code_denies(fake_kernel):
 )
 async def test_undecodable_reply_is_unavailable_and_counts_as_failure(fake_kernel, redis, garbage):
     fake_kernel.says = lambda _data: garbage
-    async with client(asking(fake_kernel.port), redis) as kernel:
+    async with client(client_settings(fake_kernel.port), redis) as kernel:
         await fail(kernel, 1)
     assert await counted(redis) == 1
 
@@ -165,20 +165,20 @@ async def test_undecodable_reply_is_unavailable_and_counts_as_failure(fake_kerne
 )  # fmt: skip
 async def test_other_grpc_status_is_unavailable_and_counts_as_failure(fake_kernel, redis, status):
     fake_kernel.says = lambda _data: status
-    async with client(asking(fake_kernel.port), redis) as kernel:
+    async with client(client_settings(fake_kernel.port), redis) as kernel:
         await fail(kernel, 1)
     assert await counted(redis) == 1
 
 
 async def test_invalid_argument_is_unavailable_and_does_not_count_as_failure(fake_kernel, redis):
     fake_kernel.says = lambda _data: grpc.StatusCode.INVALID_ARGUMENT
-    async with client(asking(fake_kernel.port), redis) as kernel:
+    async with client(client_settings(fake_kernel.port), redis) as kernel:
         await fail(kernel, 5)
     assert await counted(redis) == 0
 
 
 async def test_unreachable_kernel_opens_the_breaker_at_the_third_failure(redis):
-    async with client(asking(free_port()), redis) as kernel:
+    async with client(client_settings(free_port()), redis) as kernel:
         await fail(kernel, 3)
         with pytest.raises(BreakerOpen) as error:
             await kernel.check([question()])
@@ -189,7 +189,7 @@ async def test_unreachable_kernel_opens_the_breaker_at_the_third_failure(redis):
 
 async def test_slow_kernel_is_abandoned_after_the_timeout(fake_kernel, redis):
     fake_kernel.let_go.clear()
-    async with client(asking(fake_kernel.port, timeout=0.2), redis) as kernel:
+    async with client(client_settings(fake_kernel.port, timeout=0.2), redis) as kernel:
         began = time.monotonic()
         await fail(kernel, 1)
         assert time.monotonic() - began < 5.0
@@ -197,7 +197,7 @@ async def test_slow_kernel_is_abandoned_after_the_timeout(fake_kernel, redis):
 
 
 async def test_flapping_kernel_does_not_open_the_breaker(fake_kernel, redis):
-    async with client(asking(fake_kernel.port), redis) as kernel:
+    async with client(client_settings(fake_kernel.port), redis) as kernel:
         for _ in range(4):
             fake_kernel.says = unavailable
             await fail(kernel, 2)
@@ -208,7 +208,10 @@ async def test_flapping_kernel_does_not_open_the_breaker(fake_kernel, redis):
 
 async def test_replicas_share_one_breaker(fake_kernel, redis):
     fake_kernel.says = unavailable
-    async with client(asking(fake_kernel.port), redis) as one, client(asking(fake_kernel.port), redis) as other:
+    async with (
+        client(client_settings(fake_kernel.port), redis) as one,
+        client(client_settings(fake_kernel.port), redis) as other,
+    ):
         await fail(one, 2)
         await fail(other, 1)
         for kernel in (one, other):
@@ -219,7 +222,7 @@ async def test_replicas_share_one_breaker(fake_kernel, redis):
 
 async def test_open_period_starts_at_the_last_failure(fake_kernel, redis):
     fake_kernel.says = unavailable
-    async with client(asking(fake_kernel.port, circuit_open_for=1.0), redis) as kernel:
+    async with client(client_settings(fake_kernel.port, circuit_open_for=1.0), redis) as kernel:
         await fail(kernel, 2)
         began = time.monotonic()
         await until(lambda: time.monotonic() - began > 0.5)
@@ -242,7 +245,7 @@ async def open_then_half_open(fake_kernel, *kernels):
 
 
 async def test_half_open_breaker_limits_probes_across_replicas(fake_kernel, redis):
-    settings = asking(fake_kernel.port, circuit_open_for=0.3, timeout=10.0)
+    settings = client_settings(fake_kernel.port, circuit_open_for=0.3, timeout=10.0)
     async with client(settings, redis) as one, client(settings, redis) as other:
         await open_then_half_open(fake_kernel, one, other)
         began, fake_kernel.calls = fake_kernel.calls, 0
@@ -261,7 +264,7 @@ async def test_half_open_breaker_limits_probes_across_replicas(fake_kernel, redi
 
 
 async def test_one_failed_probe_reopens_the_breaker(fake_kernel, redis):
-    async with client(asking(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
+    async with client(client_settings(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
         await open_then_half_open(fake_kernel, kernel)
         fake_kernel.says = unavailable
         await fail(kernel, 1)
@@ -270,7 +273,7 @@ async def test_one_failed_probe_reopens_the_breaker(fake_kernel, redis):
 
 
 async def test_two_successful_probes_close_the_breaker(fake_kernel, redis):
-    async with client(asking(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
+    async with client(client_settings(fake_kernel.port, circuit_open_for=0.2), redis) as kernel:
         await open_then_half_open(fake_kernel, kernel)
         await kernel.check([question()])
         assert kernel.breaker.phase is BreakerPhase.HALF_OPEN
@@ -281,7 +284,10 @@ async def test_two_successful_probes_close_the_breaker(fake_kernel, redis):
 async def test_without_redis_each_replica_has_its_own_breaker(fake_kernel):
     fake_kernel.says = unavailable
     dead = connect(RedisTarget(url=f"redis://127.0.0.1:{free_port()}"))
-    async with client(asking(fake_kernel.port), dead) as one, client(asking(fake_kernel.port), dead) as other:
+    async with (
+        client(client_settings(fake_kernel.port), dead) as one,
+        client(client_settings(fake_kernel.port), dead) as other,
+    ):
         await fail(one, 3)
         with pytest.raises(BreakerOpen):
             await one.check([question()])
@@ -291,14 +297,14 @@ async def test_without_redis_each_replica_has_its_own_breaker(fake_kernel):
 
 async def test_reachable_kernel_is_asked_while_redis_is_unavailable(fake_kernel):
     dead = connect(RedisTarget(url=f"redis://127.0.0.1:{free_port()}"))
-    async with client(asking(fake_kernel.port), dead) as kernel:
+    async with client(client_settings(fake_kernel.port), dead) as kernel:
         assert [decision.says for decision in await kernel.check([question()])] == [PolicyEffect.ALLOW]
     await dead.aclose()
 
 
 async def test_output_checks_have_their_own_breaker(fake_kernel, redis):
     fake_kernel.says = unavailable
-    outputs = RemoteOutputKernel(asking(fake_kernel.port), redis)
+    outputs = RemoteOutputKernel(client_settings(fake_kernel.port), redis)
     for _ in range(3):
         with pytest.raises(Unavailable):
             await outputs.check_output("{}", b"", 1.0)
@@ -311,7 +317,7 @@ async def test_output_checks_have_their_own_breaker(fake_kernel, redis):
 
 async def test_cancelled_call_does_not_count_as_failure(fake_kernel, redis):
     fake_kernel.let_go.clear()
-    async with client(asking(fake_kernel.port), redis) as kernel:
+    async with client(client_settings(fake_kernel.port), redis) as kernel:
         task = asyncio.create_task(kernel.check([question()]))
         await fake_kernel.arrived.acquire()
         task.cancel()
@@ -322,7 +328,7 @@ async def test_cancelled_call_does_not_count_as_failure(fake_kernel, redis):
 
 async def test_close_ends_pending_calls_without_counting_failures(fake_kernel, redis):
     fake_kernel.let_go.clear()
-    kernel = RemoteKernel(asking(fake_kernel.port), redis)
+    kernel = RemoteKernel(client_settings(fake_kernel.port), redis)
     tasks = [asyncio.create_task(kernel.check([question()])) for _ in range(4)]
     for _ in tasks:
         await fake_kernel.arrived.acquire()
@@ -337,7 +343,7 @@ async def test_close_ends_pending_calls_without_counting_failures(fake_kernel, r
 async def test_fail_mode_of_the_policy_is_remembered(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(ALLOWING + "input_policy: {fail_mode: open}\n")
-    async with serving(path) as process, client(asking(process.calls.port)) as kernel:
+    async with serving(path) as process, client(client_settings(process.calls.port)) as kernel:
         assert kernel.fail_mode is None
         await kernel.check([question()])
         assert kernel.fail_mode == "open"

@@ -13,7 +13,7 @@ from rota.model.policy.constraints import apply_constraints
 from rota.model.policy.decision import Constraints, PolicyBudgets, PolicyEffect
 from rota.model.protocol import Artifact, AttemptResult, AttemptStatus
 from rota.queue import DeadLetterFilter
-from tests.support.kernels import Table, word
+from tests.support.kernels import Table, decision
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
 from tests.support.waiting import until
@@ -42,7 +42,7 @@ async def cluster(kernel, database_url, redis_url, nats_url, bus_prefix, tmp_pat
 
 
 def set_constraints(kernel, redaction="", **budgets):
-    kernel.said["default"] = word(
+    kernel.decisions["default"] = decision(
         PolicyEffect.ALLOW_WITH_CONSTRAINTS,
         "tight",
         constraints=Constraints(

@@ -14,7 +14,7 @@ from rota.model.errors import BreakerOpen, Unavailable
 from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.policy.decision import PolicyDecision, PolicyEffect
 from rota.model.protocol import SUBMIT_SUBJECT
-from tests.support.kernels import TABLE, word
+from tests.support.kernels import TABLE, decision
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, seen
 from tests.support.waiting import until
@@ -39,11 +39,11 @@ class UnreliableKernel:
         self.healthy = False
         self.calls = 0
         self._failures = cycle(("away", "breaker", "crash", "short", "long", "hang", "garbage", "killed", "well"))
-        self.said = dict(TABLE)
+        self.decisions = dict(TABLE)
 
     async def check(self, questions):
         self.calls += 1
-        decisions = [self.said[each.asked.labels["as"]] for each in questions]
+        decisions = [self.decisions[each.asked.labels["as"]] for each in questions]
         match "well" if self.healthy else next(self._failures):
             case "away":
                 raise Unavailable("The kernel does not answer.")
@@ -54,7 +54,7 @@ class UnreliableKernel:
             case "short":
                 return decisions[1:]
             case "long":
-                return [*decisions, word(PolicyEffect.ALLOW)]
+                return [*decisions, decision(PolicyEffect.ALLOW)]
             case "hang":
                 await asyncio.Event().wait()
             case "garbage":
@@ -139,7 +139,7 @@ async def test_only_allowed_jobs_run_whatever_the_kernel_does(cluster, kernel):
 
 async def approved_then_denied(cluster, kernel):
     """Approved jobs are checked once more: a policy that denies them by then wins."""
-    kernel.said["approval"] = TABLE["deny"]
+    kernel.decisions["approval"] = TABLE["deny"]
     approver = cluster.replica.engine.approver
     for each in await approver.approvals.list(most=100):
         await approver.approve(each, Voter("ann", "key:ann:1", is_operator=True))

@@ -29,9 +29,9 @@ from rota.policy.signature import SignatureVerifier
 from tests.support.policy_kernel import (
     ALLOWING,
     DENYING,
-    asking,
-    deciding,
+    client_settings,
     free_port,
+    kernel_settings,
     question,
     replaced,
     serving,
@@ -61,14 +61,14 @@ async def client(settings, redis=None):
 @pytest.fixture
 async def kernel_client(path):
     """A client of a kernel over gRPC."""
-    async with serving(path) as process, client(asking(process.calls.port)) as kernel:
+    async with serving(path) as process, client(client_settings(process.calls.port)) as kernel:
         yield kernel
 
 
 async def test_killed_kernel_is_unavailable_and_answers_after_a_restart(spawn, path, redis):
     port = free_port()
     process = await spawned(spawn, path, port)
-    async with client(asking(port, circuit_fail_budget=10**6), redis) as kernel:
+    async with client(client_settings(port, circuit_fail_budget=10**6), redis) as kernel:
 
         async def answers():
             try:
@@ -94,7 +94,7 @@ async def test_killed_kernel_is_unavailable_and_answers_after_a_restart(spawn, p
 async def test_stopped_kernel_is_unavailable_and_answers_after_it_resumes(spawn, path):
     port = free_port()
     process = await spawned(spawn, path, port)
-    async with client(asking(port, timeout=0.3, circuit_fail_budget=10**6)) as kernel:
+    async with client(client_settings(port, timeout=0.3, circuit_fail_budget=10**6)) as kernel:
 
         async def answers():
             try:
@@ -113,7 +113,10 @@ async def test_stopped_kernel_is_unavailable_and_answers_after_it_resumes(spawn,
 async def test_kernel_process_serves_readiness_and_metrics(spawn, path):
     port, health_port = free_port(), free_port()
     process = await spawned(spawn, path, port, health_port)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{health_port}") as http, client(asking(port)) as kernel:
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{health_port}") as http,
+        client(client_settings(port)) as kernel,
+    ):
 
         async def is_ready():
             try:
@@ -230,7 +233,7 @@ async def test_output_check_without_a_handler_is_an_invalid_argument(path):
             return asked_json + content.decode()
 
     for outputs, status in ((Echo(), None), (None, grpc.StatusCode.INVALID_ARGUMENT)):
-        process = KernelProcess(deciding(path), None, outputs)
+        process = KernelProcess(kernel_settings(path), None, outputs)
         async with (
             process.supervisor.running(),
             grpc.aio.insecure_channel(f"127.0.0.1:{process.calls.port}") as channel,
@@ -248,7 +251,7 @@ async def test_output_check_without_a_handler_is_an_invalid_argument(path):
 async def test_shared_secret_and_tls_protect_the_kernel(path, certificate):
     cert, key = certificate
     async with serving(path, shared_secret=SECRET, tls_cert=str(cert), tls_key=str(key)) as process:
-        plain = asking(process.calls.port, circuit_fail_budget=10**6)
+        plain = client_settings(process.calls.port, circuit_fail_budget=10**6)
         good = replaced(plain, "safety_kernel", shared_secret=SECRET, tls_ca=str(cert))
         async with client(good) as kernel:
             assert [decision.says for decision in await kernel.check([question()])] == [PolicyEffect.ALLOW]
@@ -325,15 +328,17 @@ async def test_reload_request_makes_every_server_read_the_file(path, database):
 def test_fail_mode_setting_takes_precedence_over_the_policy_file(path, setting, file, means):
     if file:
         path.write_text(f"input_policy: {{fail_mode: {file}}}\n")
-    settings = replaced(deciding(path), "input_policy", fail_mode=setting)
+    settings = replaced(kernel_settings(path), "input_policy", fail_mode=setting)
     assert effective_fail_mode(settings, open_local_kernel(settings, None)) == means
 
 
 def test_settings_select_the_kernel(path):
     assert open_kernel(Settings(), None) is None
     assert not has_policy(Settings())
-    assert isinstance(open_kernel(deciding(path), None), LocalKernel)
-    assert isinstance(open_kernel(replaced(deciding(path), "safety_kernel", addr="127.0.0.1:1"), None), RemoteKernel)
+    assert isinstance(open_kernel(kernel_settings(path), None), LocalKernel)
+    assert isinstance(
+        open_kernel(replaced(kernel_settings(path), "safety_kernel", addr="127.0.0.1:1"), None), RemoteKernel
+    )
 
 
 RAW = {"SafetyKernel": {"CheckBatch": "CheckBatchRequest"}}

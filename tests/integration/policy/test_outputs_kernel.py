@@ -12,7 +12,7 @@ from rota.policy.grpc.client import RemoteOutputKernel
 from rota.policy.output.checker import FileOutputPolicySource, KernelContentChecker
 from rota.policy.output.evaluate import OutputContent
 from tests.support.outputs import SECRET
-from tests.support.policy_kernel import Liar, asking, replaced, serving
+from tests.support.policy_kernel import FaultyKernel, client_settings, replaced, serving
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ def path(tmp_path):
 
 
 async def check_output(port, content=GIVEN):
-    checker = KernelContentChecker(RemoteOutputKernel(asking(port), None))
+    checker = KernelContentChecker(RemoteOutputKernel(client_settings(port), None))
     try:
         return await checker.check(META, content, 5.0)
     finally:
@@ -78,13 +78,13 @@ async def test_content_over_the_size_limit_is_sent_truncated_and_quarantined(pat
     ],
 )
 async def test_unusable_output_decision_quarantines_and_extra_fields_are_ignored(reply, effect):
-    async with Liar(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
+    async with FaultyKernel(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
         assert (await check_output(port)).word.says is effect
 
 
 @pytest.mark.parametrize("reply", ["", "no json", "[]", '{"says": 5}', '{"says": "DENY", "rule": "\\u0000"}'])
 async def test_undecodable_output_decision_is_unavailable(reply):
-    async with Liar(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
+    async with FaultyKernel(lambda _data: encode(messages.CheckOutputReply(reply))).serving() as port:
         with pytest.raises(Unavailable):
             await check_output(port)
 

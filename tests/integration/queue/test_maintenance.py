@@ -429,7 +429,7 @@ async def test_frames_of_a_dead_dispatcher_are_returned_unless_booked(queue, dat
     async def tombstone(tokens):
         return set(tokens) - booked
 
-    leader.upkeep._tombstone = tombstone
+    leader.maintenance._tombstone = tombstone
     assert await leader.return_orphans() == 3
     assert (await agreed(database))["film"] == dict.fromkeys(("deferred", "failed", "cancelled", "dead"), 0) | {
         "waiting": 5,
@@ -449,7 +449,7 @@ async def test_failed_frames_past_retention_are_deleted_and_stay_counted(
 ):
     """In batches, and by the clock of PostgreSQL, which also recorded when they failed."""
     monkeypatch.setattr(maintenance, "REMOVE_MAX", 2)
-    leader.upkeep.intervals = MaintenanceIntervals(failed_retention_s=3600.0)
+    leader.maintenance.intervals = MaintenanceIntervals(failed_retention_s=3600.0)
     await queue.enqueue([entry(frames=7)])
     [fresh, *tokens] = await dispatcher.tokens()
     await queue.fail([FrameFailure(token, "broke") for token in tokens])

@@ -10,7 +10,7 @@ from rota.model.access import Role
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Refused
 from rota.server import services
 from rota.testing import inline
-from tests.support.agents import HOUR_MS, Pod, Seen, every
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every
 from tests.support.api import Api
 from tests.support.replica_and_worker import Farm
 from tests.support.waiting import until
@@ -73,7 +73,7 @@ async def test_change_affects_only_the_given_fields(farm, app):
 
 
 async def test_agents_are_read_and_changed(farm, app, redis):
-    seen = Seen()
+    seen = RunRecorder()
     made = {name: every(HOUR_MS, seen.quick) for name in ("aws/sync", "poll")}
     async with Pod(farm.database, redis, **made):
         await until(lambda: seen.count("aws/sync") and seen.count("poll"))

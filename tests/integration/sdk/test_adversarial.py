@@ -93,7 +93,7 @@ async def test_non_idempotent_call_with_lost_reply_is_not_retried(farm, network,
 
 
 async def _has_show(farm, name):
-    return name in {show.name for show in await farm.books.admin.shows()}
+    return name in {show.name for show in await farm.accounting.admin.shows()}
 
 
 async def test_wait_continues_over_a_server_outage(farm, network, app):
@@ -154,7 +154,7 @@ async def test_server_certificate_is_verified_and_configurable(certificate, monk
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
         async with Rota(server.url, key="k") as app:
             assert await app.shows.list() == []
-    assert len(server.heard) == 1
+    assert len(server.requests) == 1
 
 
 async def test_sync_facade_is_thread_safe(farm, app):

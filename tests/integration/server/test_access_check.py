@@ -16,7 +16,7 @@ from rota.model.errors import PostgresUnavailable, Unauthenticated, Unavailable
 from rota.server.access import ApiKeyStore, KeyCheck
 from rota.server.access.check import CACHE_TTL_S, UNKNOWN_CACHE_MAX
 from tests.contract.ledger_suite import sql
-from tests.support.placement import Moved
+from tests.support.placement import ManualClock
 from tests.support.waiting import until
 
 EXPIRE = sql("UPDATE rota.api_key SET ts_expires = now() - interval '1 second' WHERE id = $1")
@@ -66,7 +66,7 @@ def counting_db(database):
 
 @pytest.fixture
 def clock():
-    return Moved()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ async def test_revoked_key_is_refused_by_other_processes_within_a_second(databas
     others = [await spawn("tests.integration.server.access_checker", env={"URL": database_url}) for _ in range(2)]
     for other in others:
         assert await other.line() == "ready"
-        await other.say(made.plain.text)
+        await other.write_line(made.plain.text)
         assert await other.line() == "in ci"
     await keys.revoke(made.key.id, actor="ann")
     for other in others:
@@ -359,5 +359,5 @@ async def test_revoked_key_is_refused_by_other_processes_within_a_second(databas
 
 
 async def is_refused_as_revoked(other, text):
-    await other.say(text)
+    await other.write_line(text)
     return await other.line() == "revoked"

@@ -146,7 +146,7 @@ async def test_pipelined_requests_are_answered_in_order(api, raw):
 
 
 async def test_wrong_host_or_oversized_header_is_refused(api, raw):
-    anonymous = await api.stranger()
+    anonymous = await api.raw_client()
     answer = await anonymous.get("/jobs", headers={"host": "evil.example"})
     assert answer.status_code == 421
     raw.head("GET /api/v1/me", *(f"x-{number}: {'y' * 100}" for number in range(2000)))

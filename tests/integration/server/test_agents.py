@@ -4,7 +4,7 @@ import pytest
 
 from rota.model.access import Role
 from rota.server import services
-from tests.support.agents import HOUR_MS, Pod, Seen, every, history
+from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history
 from tests.support.api import Api, problem
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
@@ -24,7 +24,7 @@ async def api(database_url, redis_url, nats_url, bus_prefix):
 @pytest.fixture
 async def agents(api, redis):
     """Three agents that have run; one has a slash in its name."""
-    seen, database = Seen(), api.farm.database
+    seen, database = RunRecorder(), api.farm.database
     made = {name: every(HOUR_MS, seen.quick) for name in ("aws/sync", "other", "poll")}
     async with Pod(database, redis, **made) as pod:
         for name in made:

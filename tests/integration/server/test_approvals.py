@@ -7,14 +7,14 @@ from rota.model.access import Role
 from rota.model.policy.decision import ApprovalTerms, PolicyEffect, Remediation
 from rota.server import services
 from tests.support.api import Api, a_job, problem
-from tests.support.kernels import Table, word
+from tests.support.kernels import Table, decision
 from tests.support.replica_and_worker import Farm
 from tests.support.waiting import until
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    kernel = Table(default=word(PolicyEffect.REQUIRE_APPROVAL, "money", reason="money moves"))
+    kernel = Table(default=decision(PolicyEffect.REQUIRE_APPROVAL, "money", reason="money moves"))
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
     return kernel
 
@@ -64,7 +64,7 @@ async def test_job_approved_by_another_operator_runs(api, kernel):
 
 
 async def test_unauthorized_approval_is_refused_with_its_code(api, kernel):
-    kernel.said["named"] = word(PolicyEffect.REQUIRE_APPROVAL, approval=ApprovalTerms(approvers=("boss",)))
+    kernel.decisions["named"] = decision(PolicyEffect.REQUIRE_APPROVAL, approval=ApprovalTerms(approvers=("boss",)))
     boss = await api.client(Role.OPERATOR)
     other = await api.client((Role.OPERATOR, "other"))
     viewer = await api.client(Role.VIEWER)
@@ -129,8 +129,8 @@ async def test_denied_job_is_resubmitted_with_the_suggested_remediation(api, ker
         add_labels={"sandbox": "yes"},
         remove_labels=("x",),
     )
-    kernel.said["danger"] = word(PolicyEffect.DENY, "no_danger", reason="too risky", remediations=(remedy,))
-    kernel.said["default"] = word(PolicyEffect.ALLOW)
+    kernel.decisions["danger"] = decision(PolicyEffect.DENY, "no_danger", reason="too risky", remediations=(remedy,))
+    kernel.decisions["default"] = decision(PolicyEffect.ALLOW)
     sam = await api.client(Role.SUBMITTER)
     job = (await sam.post("/jobs", json=a_job(topic="danger", labels={"x": "1", "y": "2"}))).json()["job"]
     done = (await sam.get(f"/jobs/{job}", params={"wait": 20})).json()

@@ -25,7 +25,7 @@ async def api(farm):
 
 @pytest.mark.parametrize("path", ["/jobs", "/nothing", "/openapi.json", "/jobs/x/cancel", "/keys"])
 async def test_unauthenticated_requests_reveal_no_routes(api, path):
-    anonymous = await api.stranger()
+    anonymous = await api.raw_client()
     answers = [await anonymous.request(method, path) for method in ("GET", "POST", "DELETE", "OPTIONS")]
     assert {problem(answer, 401, "unauthenticated") for answer in answers}.__len__() == 1
     assert {answer.headers["www-authenticate"] for answer in answers} == {"Bearer"}
@@ -41,14 +41,14 @@ async def test_unauthenticated_requests_reveal_no_routes(api, path):
     ],
 )
 async def test_invalid_credentials_are_refused(api, headers):
-    anonymous = await api.stranger(**headers)
+    anonymous = await api.raw_client(**headers)
     problem(await anonymous.get("/jobs"), 401, "unauthenticated")
 
 
 async def test_revoked_key_is_refused_at_once_by_the_revoking_server(api):
     admin = await api.client(Role.ADMIN)
     text = await api.key(Role.VIEWER)
-    other = await api.stranger(Authorization=f"Bearer {text}")
+    other = await api.raw_client(Authorization=f"Bearer {text}")
     assert (await other.get("/me")).json()["name"] == "k2"
     assert (await admin.delete(f"/keys/{text.split('_')[1]}")).json()["state"] == "revoked"
     problem(await other.get("/me"), 401, "unauthenticated")

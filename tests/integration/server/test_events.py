@@ -114,7 +114,7 @@ async def test_single_show_key_sees_no_events_of_other_shows(farm, publisher):
         emit_jobs(publisher, 0, 2, "secret")
         publisher.emit("worker.came", worker="w", name="w", pool="p")
         emit_jobs(publisher, 2, 1, "gone-show")
-        await farm.books.change(lambda admin: admin.create_folder("secret", "x", actor="ann"))
+        await farm.accounting.change(lambda admin: admin.create_folder("secret", "x", actor="ann"))
         emit_jobs(publisher, 3, 1, "film")
         await until(lambda: _next_kind_in(all_events, {"folder.create"}), within_s=10)
         emit_jobs(publisher, 4, 1, "film")
@@ -210,7 +210,7 @@ async def test_key_that_loses_its_show_loses_its_streams(farm):
     key = await farm.key("film", show="film")
     async with streaming(farm.replica, key) as client:
         await client.opened()
-        await farm.books.change(lambda admin: admin.rename_show("film", "movie", actor="ann"))
+        await farm.accounting.change(lambda admin: admin.rename_show("film", "movie", actor="ann"))
         assert await client.ended(within_s=open_streams.KEY_CHECK_INTERVAL_S + 5)
 
 

@@ -10,7 +10,7 @@ from rota.model.policy.outputs import OutputEffect, OutputScanMode
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule
 from rota.server import services
 from tests.support.api import Api, a_job, problem
-from tests.support.outputs import SECRET, Watched
+from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -20,7 +20,7 @@ FILES = sql("SELECT artifacts[1] FROM rota.frame_end WHERE artifacts IS NOT NULL
 @pytest.fixture
 async def farm(database_url, redis_url, nats_url, bus_prefix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    async with Watched(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
+    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
         await farm.show()
         await farm.show("other", pool="local")
         await farm.worker()

@@ -209,7 +209,7 @@ async def test_unauthenticated_requests_to_any_route_reveal_and_change_nothing(a
     revoked = await api.keys.create("gone", [GrantSpec(Role.ADMIN)], actor="test")
     await api.keys.revoke(revoked.key.id, actor="test")
     before = await digest(api.farm.database)
-    await matrix.unauthenticated(await api.stranger(), await api.stranger(**{"X-API-Key": revoked.plain.text}))
+    await matrix.unauthenticated(await api.raw_client(), await api.raw_client(**{"X-API-Key": revoked.plain.text}))
     assert await digest(api.farm.database) == before
 
 

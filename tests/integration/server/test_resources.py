@@ -144,7 +144,7 @@ async def test_key_is_shown_once_and_cannot_grant_more_than_it_has(api, admin):
     await api.farm.show("other")
     grants = [{"role": "admin", "show": "film"}]
     made = await checked(await admin.post("/keys", json={"name": "ann", "grants": grants, "expires_s": 60}), 201)
-    ann = await api.stranger(Authorization=f"Bearer {made['text']}")
+    ann = await api.raw_client(Authorization=f"Bearer {made['text']}")
     assert await checked(await ann.get("/me")) == {"key": made["key"]["id"], "name": "ann", "grants": grants}
     listed = await admin.get("/keys")
     assert made["text"] not in listed.text

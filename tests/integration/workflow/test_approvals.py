@@ -21,7 +21,7 @@ from tests.integration.workflow.test_killed import is_stopped
 from tests.support.jobs import a_show
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until
-from tests.support.workflows import NEWS, Room
+from tests.support.workflows import INBOX_SIZE, WorkflowHarness
 
 STATES = sql("SELECT subject, state FROM rota.approval ORDER BY ts_requested")
 TAMPER = sql("UPDATE rota.workflow_value SET value = $1::bytea")
@@ -40,7 +40,7 @@ def ship(text="Ship ${steps.render.output}?", **more):
 FLOW = (StepSpec(id="render", task="noop"), ship(), StepSpec(id="publish", task="noop", depends_on=("ok",)))
 
 
-class ApprovalHarness(Room):
+class ApprovalHarness(WorkflowHarness):
     """A workflow harness with approvers; ann starts the runs."""
 
     def __init__(self, database):
@@ -59,7 +59,7 @@ class ApprovalHarness(Room):
         return [row["state"] for row in await self.database.rows(STATES)]
 
     async def output(self, step="ok"):
-        found = await self.looking.get(self.run)
+        found = await self.queries.get(self.run)
         return next(each for each in found.steps if each.id == step)
 
 
@@ -132,13 +132,13 @@ async def test_step_deadline_withdraws_the_approval_request(harness):
 
 async def test_cancel_withdraws_the_request_and_late_votes_are_refused(harness, database):
     subject = await harness.start_waiting()
-    await harness.desk.cancel(harness.run, "ann")
+    await harness.commands.cancel(harness.run, "ann")
     assert await harness.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
     assert await harness.approvals() == ["closed"]
     for decide in (harness.people.approve, harness.people.reject):
         with pytest.raises(ApprovalResolved, match="closed"):
             await decide(subject, BOB)
-    assert await database.value(NEWS) == 0
+    assert await database.value(INBOX_SIZE) == 0
 
 
 async def test_vote_on_run_with_pending_cancel_is_refused(harness, database):
@@ -154,18 +154,18 @@ async def test_vote_on_run_with_pending_cancel_is_refused(harness, database):
 async def test_cancel_after_unprocessed_grant_cancels_the_run(harness, database):
     subject = await harness.start_waiting()
     await harness.people.approve(subject, BOB)
-    await harness.desk.cancel(harness.run, "ann")
+    await harness.commands.cancel(harness.run, "ann")
     await harness.advance()
     assert await harness.states() == {"": "CANCELLED", "render": "SUCCEEDED", "ok": "CANCELLED", "publish": "CANCELLED"}
     assert await harness.approvals() == ["granted"]
-    assert await database.value(NEWS) == 0
+    assert await database.value(INBOX_SIZE) == 0
 
 
 async def test_rerun_requests_approval_again(harness):
     subject = await harness.start_waiting()
     await harness.people.reject(subject, BOB)
     await harness.advance()
-    again = (await harness.desk.rerun(harness.run, "ok", "eve")).run
+    again = (await harness.commands.rerun(harness.run, "ok", "eve")).run
     assert await harness.approvals() == ["rejected", "pending"]
     with pytest.raises(SelfApprovalDenied):
         await harness.people.approve(f"{again}:ok", EVE)
@@ -209,11 +209,11 @@ async def test_approval_hash_ignores_unrelated_step_outputs(harness):
 
 async def test_paused_run_takes_the_vote_and_continues_when_resumed(harness):
     subject = await harness.start_waiting()
-    await harness.desk.pause(harness.run, "ann")
+    await harness.commands.pause(harness.run, "ann")
     await harness.people.approve(subject, BOB)
     await harness.advance()
     assert await harness.states() == {"": "PAUSED", "render": "SUCCEEDED", "ok": "SUCCEEDED", "publish": "WAITING"}
-    await harness.desk.resume(harness.run, "ann")
+    await harness.commands.resume(harness.run, "ann")
     assert (await harness.states())["publish"] == "RUNNING"
 
 
@@ -272,7 +272,7 @@ async def test_crash_while_requesting_approval_requests_it_once(harness, databas
     assert await database.value(ORPHANED) == 0
     await harness.advance()
     assert await harness.approvals() == ["pending"]
-    assert (await harness.told()).count(("ok", "began")) == 1
+    assert (await harness.timeline()).count(("ok", "began")) == 1
     await harness.people.approve(f"{harness.run}:ok", BOB)
     await harness.advance()
     assert (await harness.states())["publish"] == "RUNNING"
@@ -292,8 +292,8 @@ async def test_crash_during_vote_or_its_processing_applies_the_vote_once(
     assert await database.value(ORPHANED) == 0
     assert (await harness.people.approve(subject, BOB)).approval.state == "granted"
     await harness.advance()
-    assert await database.value(NEWS) == 0
-    assert (await harness.told()).count(("ok", "succeeded")) == 1
+    assert await database.value(INBOX_SIZE) == 0
+    assert (await harness.timeline()).count(("ok", "succeeded")) == 1
     assert await harness.jobs() == ["publish", "render"]
 
 

@@ -60,7 +60,7 @@ from rota.model.workflows.spec import StepSpec
 from tests.support.jobs import a_show
 from tests.support.queue import sql
 from tests.support.waiting import until
-from tests.support.workflows import NEWS, Room, end_job
+from tests.support.workflows import INBOX_SIZE, WorkflowHarness, end_job
 
 COMPENSATIONS = sql(
     "SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name"
@@ -87,7 +87,7 @@ def step(name, *before, **more):
 @pytest.fixture
 async def harness(database):
     await a_show(database)
-    return Room(database)
+    return WorkflowHarness(database)
 
 
 async def running_compensations(harness):
@@ -207,7 +207,7 @@ async def test_compensation_that_cannot_be_submitted_is_not_lost(harness):
     await harness.advance()
     assert await entries(harness) == [("a", "failed")]
     await harness.database.run(RESTORE_FOLDER)
-    assert await harness.desk.roll_back(run, "ann") == 1
+    assert await harness.commands.roll_back(run, "ann") == 1
     await harness.advance()
     assert await finish_compensations(harness) == ["a"]
 
@@ -222,7 +222,7 @@ async def test_concurrent_rollbacks_start_each_compensation_once(harness, databa
         assert (await harness.advancer.advancing.advance_pending(tx)).turns
     async with database.transaction() as tx:
         result = await harness.sagas.advance(tx)
-        assert await Room(database).advance() == 0, "another transaction holds the lock"
+        assert await WorkflowHarness(database).advance() == 0, "another transaction holds the lock"
     assert result.count == 1
     assert await finish_compensations(harness) == ["b", "a"]
 
@@ -235,7 +235,7 @@ async def test_run_ended_from_outside_is_compensated_if_configured(harness, how)
     await harness.end("a")
     await harness.advance()
     if how == "cancelled":
-        await harness.desk.cancel(run, "ann")
+        await harness.commands.cancel(run, "ann")
     else:
         await harness.pass_time(60)
         await harness.advance()
@@ -290,12 +290,12 @@ async def rerun_with(harness, *, rolled_back):
     await harness.advance()
     assert (await harness.states())[""] == "FAILED"
     if rolled_back:
-        await harness.desk.roll_back(run, "ann")
+        await harness.commands.roll_back(run, "ann")
         await harness.advance()
         with pytest.raises(Refused, match="being rolled back"):
-            await harness.desk.rerun(run, "c", "ann")
+            await harness.commands.rerun(run, "c", "ann")
         assert await finish_compensations(harness) == ["in", "a"]
-    harness.run = (await harness.desk.rerun(run, "c", "ann")).run
+    harness.run = (await harness.commands.rerun(run, "c", "ann")).run
     return run
 
 
@@ -305,8 +305,8 @@ async def test_rerun_takes_over_compensations_of_kept_steps(harness):
     await harness.end("c", "FAILED", code="fatal")
     await harness.advance()
     assert await finish_compensations(harness) == ["in", "a"], "kept steps are compensated with the rerun, once"
-    assert await harness.desk.roll_back(before, "ann") == 0
-    harness.run = (await harness.desk.rerun(before, "c", "ann")).run
+    assert await harness.commands.roll_back(before, "ann") == 0
+    harness.run = (await harness.commands.rerun(before, "c", "ann")).run
     assert (await harness.states())["a"] == "RUNNING", "a compensated step is not taken over again"
 
 
@@ -320,9 +320,9 @@ async def test_second_advancer_skips_locked_run_and_finds_nothing_afterwards(har
     await harness.end("a")
     async with database.transaction() as tx:
         assert len((await harness.advancer.advancing.advance_pending(tx)).turns) == 1
-        assert await Room(database).advance() == 0
+        assert await WorkflowHarness(database).advance() == 0
         assert await harness.advance() == 0, "also in the same process"
-    assert await Room(database).advance() == 0
+    assert await WorkflowHarness(database).advance() == 0
     assert await harness.jobs() == ["a", "b"]
 
 
@@ -332,7 +332,7 @@ async def test_locked_run_does_not_block_other_runs(harness, database):
     async with database.transaction() as tx:
         assert len((await harness.advancer.advancing.advance_pending(tx)).turns) == 1
         await harness.end("a", run=two)
-        assert await Room(database).advance() == 1
+        assert await WorkflowHarness(database).advance() == 1
         assert (await harness.states(two))["b"] == "RUNNING"
     assert (await harness.states(one))["b"] == "RUNNING"
 
@@ -357,7 +357,7 @@ async def test_cancel_waits_for_advance_and_stops_the_steps_it_started(harness, 
     await harness.end("a")
     async with database.transaction() as tx:
         await harness.advancer.advancing.advance_pending(tx)
-        cancelling = asyncio.create_task(harness.desk.cancel(run, "ann"))
+        cancelling = asyncio.create_task(harness.commands.cancel(run, "ann"))
         await until(lambda: is_waiting(database), what="the cancel waiting for the run lock")
     assert await cancelling
     assert (await harness.states())["b"] == "STOPPING"
@@ -386,7 +386,7 @@ async def test_due_timers_do_not_deadlock_concurrent_advances(harness, database,
     await decided.wait()
     await harness.pass_time(3600)
     await harness.end("a", run=two)
-    second = asyncio.create_task(advance_once(Room(database)))
+    second = asyncio.create_task(advance_once(WorkflowHarness(database)))
     await until(lambda: is_waiting(database), what="the second advance waiting for the first, with timers of both")
     written.set()
     assert [run.run for turns in await asyncio.gather(first, second) for run in turns] == [one, two]
@@ -417,9 +417,9 @@ async def test_delay_of_any_length_is_a_durable_timer_row(harness, delay):
 async def test_timer_fires_once_with_concurrent_advancers(harness, database):
     runs = [await harness.start(StepSpec(id="wait", type="delay", delay_sec=60), step("a", "wait")) for _ in range(5)]
     await harness.pass_time(60)
-    advanced = await asyncio.gather(*(Room(database).advance() for _ in range(4)))
+    advanced = await asyncio.gather(*(WorkflowHarness(database).advance() for _ in range(4)))
     assert sum(advanced) == 5
-    assert [(await harness.told(run)).count(("wait", "succeeded")) for run in runs] == [1] * 5
+    assert [(await harness.timeline(run)).count(("wait", "succeeded")) for run in runs] == [1] * 5
 
 
 async def test_timer_is_kept_when_the_advance_fails(harness, monkeypatch):
@@ -443,7 +443,7 @@ async def test_timers_of_ended_run_are_removed(harness, database):
     assert len(await harness.timers()) == 2
     await harness.end("bad", "FAILED")
     await harness.advance()
-    assert (await harness.timers(run), await database.value(TIMERS), await database.value(NEWS)) == ([], 0, 0)
+    assert (await harness.timers(run), await database.value(TIMERS), await database.value(INBOX_SIZE)) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("code", ["", "fatal", "bad_input", "of a worker's own"])

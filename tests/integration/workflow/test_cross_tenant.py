@@ -7,7 +7,7 @@ from rota.model.jobs.submission import Compensation, LayerSpec, Submission
 from rota.model.workflows.spec import StepSpec
 from tests.support.jobs import a_show
 from tests.support.queue import sql
-from tests.support.workflows import Room, end_job
+from tests.support.workflows import WorkflowHarness, end_job
 
 COMPENSATIONS = sql(
     "SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name"
@@ -19,7 +19,7 @@ UNDO = Compensation(topic="undo", task="undo")
 async def harness(database):
     await a_show(database)
     await a_show(database, "other", depts=())
-    return Room(database)
+    return WorkflowHarness(database)
 
 
 async def finish_foreign_job(harness, run, state="SUCCEEDED", **more):

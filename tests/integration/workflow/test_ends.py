@@ -10,7 +10,7 @@ from rota.model.workflows.spec import ParallelSpec, StepSpec, WorkflowSpec
 from rota.policy.output.rules import OutputMatch, OutputRule
 from rota.workflow.run_queries import RunQueries
 from tests.support.kernels import Table
-from tests.support.outputs import SECRET, Watched
+from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
 from tests.support.replica_and_worker import gates, hanging, seen
 from tests.support.waiting import until
@@ -59,7 +59,7 @@ class WorkflowClient:
 @pytest.fixture
 async def workflows(monkeypatch, database_url, redis_url, nats_url, bus_prefix):
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: Table())
-    async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=(NO_SECRETS,)) as farm:
+    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix, rules=(NO_SECRETS,)) as farm:
         await farm.show()
         await farm.worker()
         yield WorkflowClient(farm)

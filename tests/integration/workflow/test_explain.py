@@ -105,7 +105,7 @@ async def test_explain_nested_run_includes_what_it_waits_for(harness):
 
 async def test_explain_paused_run_names_who_paused_it(harness):
     await harness.start(StepSpec(id="a", task="noop"), AFTER)
-    await harness.desk.pause(harness.run, "eve")
+    await harness.commands.pause(harness.run, "eve")
     await harness.end("a")
     await harness.advance()
     [cause, _] = (await harness.explained()).reasons
@@ -113,7 +113,7 @@ async def test_explain_paused_run_names_who_paused_it(harness):
     assert re.fullmatch(r"It is paused by eve since [-0-9: ]+: no further step starts\.", cause.sentence)
     assert cause.remedy == f"`rota workflow resume {harness.run}` lets steps begin again."
     assert not await harness.goes_on()
-    await harness.desk.resume(harness.run, "eve")
+    await harness.commands.resume(harness.run, "eve")
     assert await harness.goes_on()
 
 
@@ -133,7 +133,7 @@ async def test_explain_ending_run_names_steps_still_stopping(harness):
 
 async def test_run_that_fails_while_paused_is_explained_as_ending(harness):
     await harness.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
-    await harness.desk.pause(harness.run, "eve")
+    await harness.commands.pause(harness.run, "eve")
     await harness.end("a", "FAILED", code="boom", error="no luck")
     await harness.advance()
     assert (await harness.states())[""] == "RUNNING"
@@ -162,7 +162,7 @@ async def test_explain_compensation_names_progress_failures_and_retry_command(ha
     assert (explanation.state, explanation.reasons) == ("FAILED", ())
     assert "Its jobs were undone in part. Not undone: step y (still no luck)." in explanation.sentence
     [typed] = re.findall(r"`rota workflow rollback (\S+)` retries", explanation.sentence)
-    assert await harness.desk.roll_back(RunId(harness.run), "ann") == 1, typed
+    assert await harness.commands.roll_back(RunId(harness.run), "ann") == 1, typed
     await harness.advance()
     await end_compensation(harness, await database.value(RUNNING_COMPENSATION), "SUCCEEDED")
     assert (await harness.explained()).sentence.endswith("Its jobs were undone.")
@@ -205,7 +205,7 @@ async def test_explain_command_prints_text_and_json(harness, monkeypatch, capsys
     assert "  no_pool_mapping:" in out
     assert json.loads((await typed(f"explain {harness.run} -o json")).out)["reasons"][0]["code"] == "waiting_on_job"
     assert "no_pool_mapping" in (await typed(f"explain {job}")).out
-    await harness.desk.cancel(harness.run, "ann")
+    await harness.commands.cancel(harness.run, "ann")
     await harness.end("a", "CANCELLED")
     await harness.advance()
     assert (

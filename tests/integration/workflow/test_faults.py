@@ -15,7 +15,7 @@ from tests.integration.workflow.test_sagas import THREE, undo
 from tests.support.jobs import a_show
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until
-from tests.support.workflow_recovery import TIMERS, UNSAY, Netted
+from tests.support.workflow_recovery import DELETE_INBOX_EVENT, TIMERS, RecoveryHarness
 from tests.support.workflows import end_job
 
 FLOW = (
@@ -46,7 +46,7 @@ async def start_run(harness):
     run = await harness.start(*FLOW)
     job = await harness.job("lost")
     await harness.end("lost")
-    await harness.database.run(UNSAY, job)
+    await harness.database.run(DELETE_INBOX_EVENT, job)
     await harness.end("a")
     return run
 
@@ -55,7 +55,7 @@ async def assert_finishes(harness):
     """The run ends as it should whatever the fault: nothing was lost or repeated."""
     run = harness.run
     await until(lambda: is_settled(harness), what="the processing of both job ends")
-    await harness.desk.resume(run, "ann")
+    await harness.commands.resume(run, "ann")
     await run_services(harness)
     assert await harness.jobs() == ["a", "b", "lost"]
     assert await harness.shown() == {f"{run}:wait:1"}
@@ -68,7 +68,7 @@ async def assert_finishes(harness):
     await run_services(harness)
     assert set((await harness.states()).values()) == {"SUCCEEDED"}
     assert await harness.jobs() == ["a", "b", "c", "lost"]
-    events = [each for each in await harness.told() if each[1] not in ("paused", "resumed")]
+    events = [each for each in await harness.timeline() if each[1] not in ("paused", "resumed")]
     assert len(events) == len(set(events)) == 12
     assert (await harness.shown(), await harness.redis.keys("saga:*")) == (set(), [])
 
@@ -81,7 +81,7 @@ async def run_services(harness):
 async def is_settled(harness):
     # The session of a killed process may hold its locks a moment longer.
     if await harness.lead() is not None:
-        await harness.mend()
+        await harness.repair()
     states = await harness.states()
     return states["lost"] == states["a"] == "SUCCEEDED"
 
@@ -89,7 +89,7 @@ async def is_settled(harness):
 @pytest.fixture
 async def harness(database, redis):
     await a_show(database)
-    return Netted(database, redis)
+    return RecoveryHarness(database, redis)
 
 
 @pytest.mark.parametrize("place", [name for kind, name in FAILPOINTS if kind == "hit"])
@@ -123,7 +123,7 @@ async def run_with_fault(harness, fault):
         with suppress(LostReply):
             await step()
     with suppress(LostReply):
-        await harness.desk.pause(run, "ann")
+        await harness.commands.pause(run, "ann")
     assert fault.has_happened, "the failpoint is reached"
 
 
@@ -154,7 +154,7 @@ async def test_redis_outage_at_failpoint_is_harmless(database, redis, redis_url,
     server = urlsplit(redis_url)
     redis_proxy = await proxy(server.hostname, server.port)
     async with connect(RedisTarget(url=redis_proxy.url(redis_url))) as client:
-        harness = Netted(database, client)
+        harness = RecoveryHarness(database, client)
         await run_with_fault(harness, Fault(monkeypatch, place, redis_proxy.cut))
         assert (await harness.states())["b"] == "RUNNING", "runs continue without Redis"
         redis_proxy.heal()
@@ -201,7 +201,7 @@ async def test_compensation_continues_without_redis(database, redis, redis_url, 
     server = urlsplit(redis_url)
     redis_proxy = await proxy(server.hostname, server.port)
     async with connect(RedisTarget(url=redis_proxy.url(redis_url))) as client:
-        harness = Netted(database, client)
+        harness = RecoveryHarness(database, client)
         run = await harness.start(*THREE)
         for step in ("flight", "hotel", "car"):
             await harness.end(step, value={"ticket": 7})
@@ -214,23 +214,23 @@ async def test_compensation_continues_without_redis(database, redis, redis_url, 
                 await end_job(database, await database.value(RUNNING_COMPENSATION))
             await run_services(harness)
         assert fault.has_happened
-        found = await harness.looking.saga((await harness.looking.get(run)).show_id, str(run))
+        found = await harness.queries.saga((await harness.queries.get(run)).show_id, str(run))
         assert (found.state, [entry.step for entry in found.entries]) == ("rolled_back", ["car", "hotel", "flight"])
         assert (await harness.states(run))[""] == "FAILED"
-    await Netted(database, redis).poller.clean(None)
+    await RecoveryHarness(database, redis).poller.clean(None)
     assert await redis.keys("saga:*") == []
 
 
 async def test_two_replicas_fire_a_timer_once_and_clear_its_mirror_entry(database, redis, harness):
     run = await start_run(harness)
     await run_services(harness)
-    other = Netted(database, redis)
+    other = RecoveryHarness(database, redis)
     await harness.pass_time(3600)
     fired = [await each.advance() for each in (other, harness)]
     assert fired == [1, 0]
     await other.mirror.flush()
     assert await harness.shown() == set()
-    assert (await harness.told(run)).count(("wait", "succeeded")) == 1
+    assert (await harness.timeline(run)).count(("wait", "succeeded")) == 1
 
 
 async def test_long_outage_with_flushed_redis_fires_each_timer_once(harness):
@@ -245,4 +245,4 @@ async def test_long_outage_with_flushed_redis_fires_each_timer_once(harness):
     await run_services(harness)
     assert await harness.shown() == set()
     for run in runs:
-        assert (await harness.told(run)).count(("wait", "succeeded")) == 1
+        assert (await harness.timeline(run)).count(("wait", "succeeded")) == 1

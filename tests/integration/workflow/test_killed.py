@@ -12,7 +12,7 @@ from rota.testing.clock import MovableClock
 from tests.support.jobs import a_show, task
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until
-from tests.support.workflows import NEWS, Room, end_job
+from tests.support.workflows import INBOX_SIZE, WorkflowHarness, end_job
 
 DAY_S = 86_400.0
 FLOW = (
@@ -38,7 +38,7 @@ def is_stopped(pid):
 @pytest.fixture
 async def harness(database):
     await a_show(database)
-    return Room(database)
+    return WorkflowHarness(database)
 
 
 @pytest.mark.parametrize(("kind", "place"), FAILPOINTS, ids=[name for _, name in FAILPOINTS])
@@ -72,7 +72,7 @@ async def test_crash_or_lost_reply_advances_a_run_once(spawn, database_url, harn
     await harness.end("c")
     await harness.advance()
     assert set((await harness.states()).values()) == {"SUCCEEDED"}
-    events = await harness.told()
+    events = await harness.timeline()
     assert len(events) == len(set(events)) == 10, "nothing happened twice"
 
 
@@ -96,16 +96,16 @@ async def test_paused_advancer_blocks_others_briefly_and_then_writes_nothing(
     client.resume()
     assert await client.wait() == 0, await client.errors()
     assert await harness.jobs() == ["a", "b"]
-    assert await database.value(NEWS) == 0
+    assert await database.value(INBOX_SIZE) == 0
     assert (await harness.states())["b"] == "RUNNING"
 
 
 async def test_wrong_local_clock_fires_timers_on_time(database):
     await a_show(database)
-    fast = Room(database, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
+    fast = WorkflowHarness(database, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
     await fast.start(StepSpec(id="wait", type="delay", delay_sec=60))
     assert await fast.advance() == 0
-    slow = Room(database, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
+    slow = WorkflowHarness(database, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
     slow.run = fast.run
     await slow.pass_time(59)
     assert await slow.advance() == 0
@@ -122,7 +122,7 @@ async def test_long_outage_loses_no_timer_and_fires_each_once(harness):
     await harness.pass_time(40 * DAY_S)
     assert await harness.advance() == 3
     for run in runs:
-        assert (await harness.told(run)).count(("wait", "succeeded")) == 1
+        assert (await harness.timeline(run)).count(("wait", "succeeded")) == 1
         assert await harness.timers(run) == []
 
 
@@ -151,13 +151,13 @@ async def test_job_that_only_names_a_run_does_not_complete_its_step(harness, dat
     await end_job(database, outside_job.job, "FAILED")
     await harness.advance()
     assert (await harness.states())["a"] == "RUNNING"
-    assert await database.value(NEWS) == 0
+    assert await database.value(INBOX_SIZE) == 0
 
 
 async def test_concurrent_advances_advance_once(harness, database):
     await harness.start(*FLOW)
     await harness.end("a")
-    others = [Room(database) for _ in range(4)]
+    others = [WorkflowHarness(database) for _ in range(4)]
     advanced = await asyncio.gather(*(each.advance() for each in others))
     assert sum(advanced) == 1
     assert await harness.jobs() == ["a", "b"]

@@ -14,8 +14,8 @@ from rota.workflow.recovery.reconciler import LEASE
 from tests.integration.workflow.test_sagas import THREE, undo
 from tests.support.jobs import a_show
 from tests.support.queue import sql
-from tests.support.workflow_recovery import Netted
-from tests.support.workflows import NEWS, end_job
+from tests.support.workflow_recovery import RecoveryHarness
+from tests.support.workflows import INBOX_SIZE, end_job
 
 CLEAR_INBOX = sql("DELETE FROM rota.workflow_news")
 DELETE_JOB = sql("DELETE FROM rota.job WHERE pk_job = $1::uuid")
@@ -40,7 +40,7 @@ AB = (StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop", depends_on=("
 @pytest.fixture
 async def harness(database):
     await a_show(database)
-    return Netted(database)
+    return RecoveryHarness(database)
 
 
 async def test_healthy_runs_are_left_alone(harness):
@@ -54,11 +54,11 @@ async def test_healthy_runs_are_left_alone(harness):
         StepSpec(id="ask", type="approval", approval=ApprovalSpec(text="go?")),
         timeout_s=3600,
     )
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0
     await harness.end("job")
-    assert await harness.mend() == 0, "its inbox entry exists"
-    await harness.desk.pause(run, "ann")
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0, "its inbox entry exists"
+    await harness.commands.pause(run, "ann")
+    assert await harness.repair() == 0
     await harness.start(*THREE, name="undone")
     for step in ("flight", "hotel"):
         await harness.end(step, value={"ticket": 7})
@@ -66,7 +66,7 @@ async def test_healthy_runs_are_left_alone(harness):
     await harness.end("car", "FAILED", code="fatal")
     await harness.advance()
     assert (await harness.states())[""] == "COMPENSATING"
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0
 
 
 async def test_lost_job_end_is_recovered_with_its_result(harness):
@@ -74,21 +74,21 @@ async def test_lost_job_end_is_recovered_with_its_result(harness):
     await harness.end("a", value={"n": 7})
     await harness.database.run(CLEAR_INBOX)
     assert await harness.advance() == 0
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert await harness.jobs() == ["a", "b"]
     await harness.end("b")
     await harness.advance()
-    found = await harness.looking.get(harness.run)
+    found = await harness.queries.get(harness.run)
     assert (found.state, found.output) == ("SUCCEEDED", {"a": {"n": 7}})
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0
 
 
 async def test_missing_job_fails_its_step(harness):
     await harness.start(*AB)
     job = await harness.job("a")
     await harness.database.run(DELETE_JOB, job)
-    assert await harness.mend() == 1
-    found = await harness.looking.get(harness.run)
+    assert await harness.repair() == 1
+    found = await harness.queries.get(harness.run)
     assert found.state == "FAILED"
     assert "gone" in found.error
 
@@ -101,12 +101,12 @@ async def test_lost_end_of_nested_run_is_delivered_to_its_parent(harness):
     await harness.advancer.advance_batch()
     await harness.database.run(CLEAR_INBOX)
     assert (await harness.states(outer))[""] == "RUNNING"
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert (await harness.states(outer)) == {"": "FAILED", "sub": "FAILED"}
 
     outer = await harness.start(StepSpec(id="sub", type="workflow", workflow="inner"))
     await harness.database.run(DELETE_RUN, await harness.job("sub"))
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert (await harness.states(outer)) == {"": "FAILED", "sub": "FAILED"}
 
 
@@ -116,10 +116,10 @@ async def test_missing_timer_is_restored_and_not_early(harness):
     )
     await harness.pass_time(50)
     await harness.database.run(DELETE_TIMERS)
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert sorted(await harness.timers()) == [(-1, 0), (0, 1)]
     assert min(row[0] for row in await harness.database.rows(LEFT_S)) > 85
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0
     await harness.pass_time(90)
     await harness.advance()
     assert await harness.states(run) == {"": "SUCCEEDED", "wait": "SUCCEEDED"}
@@ -127,12 +127,12 @@ async def test_missing_timer_is_restored_and_not_early(harness):
 
 async def test_run_waiting_for_nothing_reevaluates_its_steps(harness):
     await harness.start(*AB)
-    version = await harness.desk.definitions.find("film", "flow")
+    version = await harness.commands.definitions.find("film", "flow")
     await harness.database.run(SET_STEPS, harness.run, msgspec.msgpack.encode(new_run_status(version.flow)))
     assert await harness.advance() == 0
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert (await harness.states())["a"] == "RUNNING"
-    assert await harness.mend() == 0
+    assert await harness.repair() == 0
 
 
 async def test_lost_or_deleted_approval_decision_is_recovered(harness):
@@ -140,9 +140,9 @@ async def test_lost_or_deleted_approval_decision_is_recovered(harness):
     one = await harness.start(ask)
     await harness.database.run(REJECT_ALL)
     two = await harness.start(ask)
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     await harness.database.run(sql("DELETE FROM rota.approval WHERE state = 'pending'"))
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert {(await harness.states(run))["ask"] for run in (one, two)} == {"DENIED"}
 
 
@@ -167,13 +167,13 @@ async def test_lost_or_missing_compensation_does_not_block_its_saga(harness):
     await end_next_compensation(harness)
     await harness.database.run(CLEAR_INBOX)
     assert await harness.advance() == 0
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     job = await harness.database.value(RUNNING_COMPENSATION)
     await harness.database.run(DELETE_JOB, job)
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     await end_next_compensation(harness)
     await harness.advance()
-    saga = await harness.looking.saga((await harness.looking.get(run)).show_id, str(run))
+    saga = await harness.queries.saga((await harness.queries.get(run)).show_id, str(run))
     assert (saga.state, [entry.state for entry in saga.entries]) == ("incomplete", ["done", "failed", "done"])
     assert (await harness.states(run))[""] == "FAILED"
 
@@ -204,21 +204,21 @@ async def test_saga_pass_over_its_timeout_is_aborted_and_resumed(harness):
 async def test_unsubmitted_compensation_is_submitted_again(harness):
     await rolling_back(harness)
     await harness.database.run(sql("UPDATE rota.saga_entry SET pk_undo = NULL WHERE state = 'running'"))
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert await harness.database.value(RUNNING_COMPENSATION) is not None
 
 
 async def test_run_does_not_wait_for_a_finished_or_unstarted_saga(harness):
     run = await rolling_back(harness)
     await harness.database.run(sql("UPDATE rota.saga SET state = 'open'"))
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     for _ in range(3):
         await end_next_compensation(harness)
         await harness.advancer.advance_sagas()
     await harness.advancer.advance_sagas()
     await harness.database.run(CLEAR_INBOX)
     assert (await harness.states(run))[""] == "COMPENSATING"
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
     assert (await harness.states(run))[""] == "FAILED"
 
 
@@ -226,12 +226,12 @@ async def test_repair_works_in_chunks_and_the_next_pass_continues(harness, monke
     monkeypatch.setattr(stuck_runs, "CHUNK", 2)
     monkeypatch.setattr(stuck_runs, "CHUNKS_MAX", 2)
     await harness.declare(*AB)
-    started = await harness.desk.start_many("film", "flow", [{}] * 7, actor="ann")
+    started = await harness.commands.start_many("film", "flow", [{}] * 7, actor="ann")
     for each in started:
         await harness.end("a", run=each.run)
     await harness.database.run(CLEAR_INBOX)
-    assert [await harness.mend() for _ in range(3)] == [4, 3, 0]
-    assert await harness.database.value(NEWS) == 0
+    assert [await harness.repair() for _ in range(3)] == [4, 3, 0]
+    assert await harness.database.value(INBOX_SIZE) == 0
 
 
 async def test_unreadable_run_does_not_block_repair_of_others(harness):
@@ -240,17 +240,17 @@ async def test_unreadable_run_does_not_block_repair_of_others(harness):
     await harness.end("a")
     await harness.database.run(CLEAR_INBOX)
     await harness.database.run(SET_STEPS, broken, b"nonsense")
-    assert await harness.mend() == 1
+    assert await harness.repair() == 1
 
 
 async def test_run_that_advances_before_its_repair_is_left_alone(harness):
     await harness.start(*AB)
     await harness.end("a")
     await harness.database.run(CLEAR_INBOX)
-    [suspect], _ = await harness.net.repair._find_stuck(stuck_runs.START_ID)
-    assert await harness.mend() == 1
-    assert await harness.net.repair._repair(await harness.lead(), [suspect]) == 0
-    assert (await harness.database.value(NEWS), await harness.jobs()) == (0, ["a", "b"])
+    [suspect], _ = await harness.reconciler.repair._find_stuck(stuck_runs.START_ID)
+    assert await harness.repair() == 1
+    assert await harness.reconciler.repair._repair(await harness.lead(), [suspect]) == 0
+    assert (await harness.database.value(INBOX_SIZE), await harness.jobs()) == (0, ["a", "b"])
 
 
 async def test_stale_lease_holder_repairs_and_prunes_nothing(harness):
@@ -259,10 +259,14 @@ async def test_stale_lease_holder_repairs_and_prunes_nothing(harness):
     await harness.database.run(CLEAR_INBOX)
     stale = (await harness.leases.acquire([LEASE], kind="workflow_reconciler", ttl_s=30.0)).granted[0]
     await harness.leases.release([stale])
-    for work in (harness.net.repair.repair_runs, harness.net.repair.repair_sagas, harness.net.pruner.prune):
+    for work in (
+        harness.reconciler.repair.repair_runs,
+        harness.reconciler.repair.repair_sagas,
+        harness.reconciler.pruner.prune,
+    ):
         with pytest.raises(StaleFence):
             await work(stale)
-    assert await harness.database.value(NEWS) == 0
+    assert await harness.database.value(INBOX_SIZE) == 0
 
 
 async def test_old_ended_runs_are_pruned_with_their_rows_only(harness):
@@ -278,10 +282,10 @@ async def test_old_ended_runs_are_pruned_with_their_rows_only(harness):
     for run in (done, inner):
         await harness.database.run(AGE, run)
     assert await harness.prune() == {"sagas": 0, "runs": 1, "versions": 0}
-    assert {each.id for each in await harness.looking.page()} == {outer, inner}, (
+    assert {each.id for each in await harness.queries.page()} == {outer, inner}, (
         "a run that its parent may need is kept"
     )
-    await harness.desk.cancel(outer, "ann")
+    await harness.commands.cancel(outer, "ann")
     for step in "a":
         await harness.end(step, "CANCELLED", run=outer)
     await harness.advance()
@@ -311,7 +315,7 @@ async def test_open_saga_keeps_its_run(harness):
     )
     await harness.end("a")
     await harness.advance()
-    await harness.desk.cancel(run, "ann")
+    await harness.commands.cancel(run, "ann")
     await harness.end("b", "CANCELLED")
     await harness.advance()
     await harness.database.run(AGE, run)
@@ -325,14 +329,14 @@ async def test_old_versions_without_runs_are_pruned_except_the_latest(harness):
     assert (await harness.prune())["versions"] == 0, "they are too recent"
     await harness.database.run(AGE_VERSIONS)
     assert (await harness.prune())["versions"] == 1
-    assert (await harness.desk.definitions.find("film", "flow")).version == 3
-    assert (await harness.desk.definitions.find("film", "flow", 1)).version == 1
+    assert (await harness.commands.definitions.find("film", "flow")).version == 3
+    assert (await harness.commands.definitions.find("film", "flow", 1)).version == 1
     assert (await harness.declare(StepSpec(id="e", task="noop"))).version == 4
 
 
 async def test_start_of_a_version_pruned_meanwhile_is_not_found(harness, monkeypatch):
     await harness.declare(*AB)
-    first = await harness.desk.definitions.find("film", "flow", 1)
+    first = await harness.commands.definitions.find("film", "flow", 1)
     await harness.declare(StepSpec(id="c", task="noop"))
     await harness.database.run(AGE_VERSIONS)
     assert (await harness.prune())["versions"] == 1
@@ -340,6 +344,6 @@ async def test_start_of_a_version_pruned_meanwhile_is_not_found(harness, monkeyp
     async def found(*_):
         return first
 
-    monkeypatch.setattr(harness.desk.definitions, "find", found)
+    monkeypatch.setattr(harness.commands.definitions, "find", found)
     with pytest.raises(NotFound, match="Version 1 of workflow flow"):
-        await harness.desk.start("film", "flow", version=1, actor="ann")
+        await harness.commands.start("film", "flow", version=1, actor="ann")

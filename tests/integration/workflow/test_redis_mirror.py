@@ -13,7 +13,7 @@ from rota.workflow.sagas import ACTIVE_SAGAS
 from tests.integration.workflow.test_sagas import THREE, undo
 from tests.support.jobs import a_show, task
 from tests.support.queue import sql
-from tests.support.workflow_recovery import POLLING, TIMERS, Netted
+from tests.support.workflow_recovery import POLLING, TIMERS, RecoveryHarness
 from tests.support.workflows import end_job
 
 DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow_timer")
@@ -22,7 +22,7 @@ DUE = sql("SELECT (extract(epoch FROM ts_due) * 1000)::bigint FROM rota.workflow
 @pytest.fixture
 async def harness(database, redis):
     await a_show(database)
-    return Netted(database, redis)
+    return RecoveryHarness(database, redis)
 
 
 def delay(name="wait", seconds=3600):
@@ -40,7 +40,7 @@ async def test_timers_are_mirrored_by_due_time_until_they_fire(harness):
     await harness.advance()
     assert await harness.mirror.flush()
     assert await harness.shown() == {f"{run}:nap:1", f"{run}:-:0"}
-    await harness.desk.cancel(run, "ann")
+    await harness.commands.cancel(run, "ann")
     assert await harness.mirror.flush()
     assert await harness.shown() == set()
 
@@ -65,7 +65,7 @@ async def test_flushed_redis_is_refilled_in_one_pass_and_no_timer_is_late(harnes
 async def test_complete_mirror_is_checked_in_chunks_and_a_short_one_at_once(harness, monkeypatch):
     monkeypatch.setattr("rota.workflow.redis_mirror.timers.CHUNK", 2)
     await harness.declare(delay())
-    started = await harness.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    started = await harness.commands.start_many("film", "flow", [{}] * 5, actor="ann")
     await harness.poller.fill(POLLING)
     assert await harness.redis.zcard(TIMERS) == 5
     # The count matches, but one entry is foreign: each pass checks two more.
@@ -176,7 +176,7 @@ async def test_full_mirror_queue_drops_and_counts_without_blocking(harness, monk
     dropped = redis_mirror_publisher.DROPPED.labels("timers", "full")
     before = dropped._value.get()
     await harness.declare(delay())
-    await harness.desk.start_many("film", "flow", [{}] * 5, actor="ann")
+    await harness.commands.start_many("film", "flow", [{}] * 5, actor="ann")
     assert dropped._value.get() - before == 3
     await harness.mirror.flush()
     assert await harness.redis.zcard(TIMERS) == 2
@@ -187,7 +187,7 @@ async def test_full_mirror_queue_drops_and_counts_without_blocking(harness, monk
 async def test_redis_outage_drops_mirror_updates_and_runs_continue(database):
     await a_show(database)
     async with connect(RedisTarget(url="redis://127.0.0.1:1/0")) as unreachable:
-        harness = Netted(database, unreachable)
+        harness = RecoveryHarness(database, unreachable)
         await harness.start(delay())
         assert not await harness.mirror.flush()
         await harness.poller._run_step(harness.poller.fill, POLLING)
@@ -210,8 +210,8 @@ async def test_mirror_keys_of_the_wrong_type_are_harmless(harness):
 
 async def test_replicas_with_different_clocks_mirror_and_fire_alike(database, redis):
     await a_show(database)
-    fast = Netted(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
-    slow = Netted(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
+    fast = RecoveryHarness(database, redis, MovableClock(datetime(2040, 1, 1, tzinfo=UTC)))
+    slow = RecoveryHarness(database, redis, MovableClock(datetime(1999, 1, 1, tzinfo=UTC)))
     run = await fast.start(delay())
     await fast.mirror.flush()
     [(_, score)] = await redis.zrange(TIMERS, 0, -1, withscores=True)
@@ -223,4 +223,4 @@ async def test_replicas_with_different_clocks_mirror_and_fire_alike(database, re
     for each in (fast, slow):
         await each.mirror.flush()
     assert await redis.zcard(TIMERS) == 0
-    assert (await fast.told(run)).count(("wait", "succeeded")) == 1
+    assert (await fast.timeline(run)).count(("wait", "succeeded")) == 1

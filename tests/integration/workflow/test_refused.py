@@ -6,7 +6,7 @@ from rota.model.jobs.submission import Compensation
 from rota.model.workflows.spec import StepSpec
 from tests.support.jobs import a_show
 from tests.support.queue import sql
-from tests.support.workflows import NEWS, Room
+from tests.support.workflows import INBOX_SIZE, WorkflowHarness
 
 GARBLE = sql("UPDATE rota.frame_end SET value = '\\xc1'::bytea WHERE value IS NOT NULL")
 LOCK = sql("SELECT FROM rota.workflow_run WHERE pk_run = $1::uuid FOR UPDATE")
@@ -16,7 +16,7 @@ UNDO = Compensation(topic="undo", task="undo")
 @pytest.fixture
 async def harness(database):
     await a_show(database)
-    return Room(database)
+    return WorkflowHarness(database)
 
 
 @pytest.mark.parametrize("error", ["unsupported: \\u0000 cannot be converted to text", "\\u0000", "\\\\u0000 x"])
@@ -26,8 +26,8 @@ async def test_step_error_may_contain_any_text(harness, error):
     await harness.end("a", "FAILED", code="fatal", error=error, run=bad)
     await harness.end("a", run=good)
     await harness.advance()
-    assert (await harness.looking.get(bad)).error == f"Step a: {error}"
-    assert error in [moment.happened.why for moment in await harness.looking.timeline(bad)]
+    assert (await harness.queries.get(bad)).error == f"Step a: {error}"
+    assert error in [moment.happened.why for moment in await harness.queries.timeline(bad)]
     assert (await harness.states(good))[""] == "SUCCEEDED"
 
 
@@ -39,11 +39,11 @@ async def test_cancel_reason_may_contain_any_text(harness):
     )
     await harness.end("a")
     await harness.advance()
-    await harness.desk.cancel(run, "ann", "because \0 of it")
+    await harness.commands.cancel(run, "ann", "because \0 of it")
     await harness.end("b", "CANCELLED")
     await harness.advance()
     assert (await harness.states(run))[""] == "COMPENSATING"
-    assert (await harness.looking.get(run)).error == "because  of it"
+    assert (await harness.queries.get(run)).error == "because  of it"
 
 
 async def test_unreadable_result_fails_only_its_run(harness):
@@ -54,9 +54,9 @@ async def test_unreadable_result_fails_only_its_run(harness):
     await harness.end("a", value=1, run=good)
     await harness.advance()
     assert (await harness.states(bad))[""] == "FAILED"
-    assert "internal error" in (await harness.looking.get(bad)).error
+    assert "internal error" in (await harness.queries.get(bad)).error
     assert (await harness.states(good))[""] == "SUCCEEDED"
-    assert await harness.database.value(NEWS) == 0
+    assert await harness.database.value(INBOX_SIZE) == 0
 
 
 async def test_nested_workflow_handles_a_refused_step(harness):

@@ -14,7 +14,7 @@ from rota.workflow.sagas import Sagas
 from tests.support.jobs import a_show
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until
-from tests.support.workflows import Room, end_job
+from tests.support.workflows import WorkflowHarness, end_job
 
 COMPENSATIONS = sql(
     "SELECT pk_job, str_name FROM rota.job WHERE labels ->> 'saga_compensation' = 'true' ORDER BY str_name"
@@ -45,7 +45,7 @@ THREE = (
 @pytest.fixture
 async def harness(database):
     await a_show(database)
-    return Room(database)
+    return WorkflowHarness(database)
 
 
 async def running_compensations(harness):
@@ -97,7 +97,7 @@ async def test_succeeded_steps_are_compensated_in_reverse_one_at_a_time(harness)
     assert (await harness.states())[""] == "FAILED"
     assert await entries(harness) == [("flight", "done"), ("hotel", "done"), ("car", "done")]
     assert await harness.database.value(SAGA, str(run)) == "rolled_back"
-    run_events = [what for step, what in await harness.told() if not step]
+    run_events = [what for step, what in await harness.timeline() if not step]
     assert run_events == ["began", "ending", "compensating", "failed"]
 
 
@@ -125,7 +125,7 @@ async def test_succeeded_run_discards_its_compensations(harness):
     assert (await harness.states())[""] == "SUCCEEDED"
     assert await harness.database.value(SAGA, str(run)) is None
     with pytest.raises(Refused, match="nothing to undo"):
-        await harness.desk.roll_back(run, "ann")
+        await harness.commands.roll_back(run, "ann")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_rollback_on_selects_the_failures_that_compensate(harness, state, 
 
 async def test_cancelled_run_is_compensated_if_configured(harness):
     run = await booked_run(harness, *THREE, rollback_on=frozenset({"cancelled"}))
-    await harness.desk.cancel(run, "ann")
+    await harness.commands.cancel(run, "ann")
     await harness.end("pay", "CANCELLED")
     await harness.advance()
     assert list(await running_compensations(harness)) == ["car"]
@@ -177,12 +177,12 @@ async def test_failed_compensation_is_a_dead_letter_and_can_be_retried(harness):
     assert await dead_letters(harness) == [("saga", "saga_compensation_failed")]
     assert (await harness.states())[""] == "FAILED"
 
-    assert await harness.desk.roll_back(run, "ann") == 1
+    assert await harness.commands.roll_back(run, "ann") == 1
     await harness.advance()
     await end_next_compensation(harness, "hotel")
     assert await harness.database.value(SAGA, str(run)) == "rolled_back"
     assert await all_compensations(harness) == ["car", "flight", "hotel", "hotel"]
-    assert await harness.desk.roll_back(run, "ann") == 0, "there is nothing left to undo"
+    assert await harness.commands.roll_back(run, "ann") == 0, "there is nothing left to undo"
     await harness.advance()
     assert await running_compensations(harness) == {}
 
@@ -323,7 +323,7 @@ async def test_rollback_on_still_applies_to_jobs_that_fail_after_the_run(harness
     await SagaJobs(harness).run("pay", "FAILED", saga=str(run))
     assert await running_compensations(harness) == {}
     assert await harness.database.value(SAGA, str(run)) == "open"
-    assert await harness.desk.roll_back(run, "ann") == 3
+    assert await harness.commands.roll_back(run, "ann") == 3
 
 
 async def test_compensation_with_quarantined_output_counts_as_done(harness):

@@ -7,13 +7,13 @@ from rota.infra.failpoints import LostReply
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
 from rota.model.errors import RotaError
-from tests.support.workflows import Room
+from tests.support.workflows import WorkflowHarness
 
 
 async def main():
     idle_s = float(os.environ.get("IDLE_S", "30"))
     database = await Database.open(PostgresTarget(url=os.environ["URL"], idle_in_transaction_s=idle_s))
-    harness = Room(database)
+    harness = WorkflowHarness(database)
     try:
         await harness.advance()
     except LostReply:

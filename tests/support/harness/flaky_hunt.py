@@ -17,8 +17,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.option.burn and not hasattr(config, "workerinput"):
-        words = [sys.executable, "-c", "while True: pass"]
-        burners = [subprocess.Popen(words) for _ in range(config.option.burn)]
+        command = [sys.executable, "-c", "while True: pass"]
+        burners = [subprocess.Popen(command) for _ in range(config.option.burn)]
         config.add_cleanup(lambda: [burner.kill() or burner.wait() for burner in burners])
 
 

@@ -45,7 +45,7 @@ class SecondProcess:
             raise AssertionError(f"process {self.pid} ended without a line: {await self.errors()}")
         return line.decode().rstrip("\n")
 
-    async def said(self, text, timeout_s=LINE_TIMEOUT_S):
+    async def until_logged(self, text, timeout_s=LINE_TIMEOUT_S):
         """The next line on standard error with `text` in it."""
         async with asyncio.timeout(timeout_s):
             async for line in self._process.stderr:
@@ -53,7 +53,7 @@ class SecondProcess:
                     return line.decode()
         raise AssertionError(f"process {self.pid} ended without logging {text!r}")
 
-    async def say(self, text):
+    async def write_line(self, text):
         self.stdin.write(f"{text}\n".encode())
         await self.stdin.drain()
 

@@ -46,8 +46,8 @@ async def test_idempotent_call_is_retried_until_answered():
         client = http_client(server)
         assert await client.call("GET", "/jobs", int, **IDEMPOTENT) == 5
         await client.close()
-    assert [(each.method, each.path) for each in server.heard] == [("GET", "/api/v1/jobs")] * 4
-    assert server.heard[0].headers["authorization"] == f"Bearer {KEY}"
+    assert [(each.method, each.path) for each in server.requests] == [("GET", "/api/v1/jobs")] * 4
+    assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 async def test_non_idempotent_call_is_sent_once_and_reported_as_unknown_outcome():
@@ -56,7 +56,7 @@ async def test_non_idempotent_call_is_sent_once_and_reported_as_unknown_outcome(
         with pytest.raises(Unavailable, match="the outcome of the request is unknown"):
             await client.call("POST", "/shows", int, idempotent=False, body={"name": "film"})
         await client.close()
-    assert len(server.heard) == 1
+    assert len(server.requests) == 1
 
 
 async def test_non_idempotent_call_is_not_retried_after_a_server_error():
@@ -65,7 +65,7 @@ async def test_non_idempotent_call_is_not_retried_after_a_server_error():
         with pytest.raises(errors.PostgresUnavailable):
             await client.call("POST", "/shows", int, idempotent=False)
         await client.close()
-    assert len(server.heard) == 1
+    assert len(server.requests) == 1
 
 
 async def test_rate_limited_call_waits_for_the_given_time():
@@ -84,7 +84,7 @@ async def test_retries_end_after_the_retry_budget(response):
         with pytest.raises(Unavailable):
             await client.call("GET", "/jobs", int, **IDEMPOTENT)
         await client.close()
-    assert len(server.heard) == 1 if response is not CUT else 10 < len(server.heard) < 60
+    assert len(server.requests) == 1 if response is not CUT else 10 < len(server.requests) < 60
 
 
 async def test_unreachable_server_raises_unavailable():
@@ -109,7 +109,7 @@ async def test_client_resolves_the_endpoint_again_after_a_restart():
         client = HttpClient(find, clock=MovableClock())
         assert await client.call("GET", "/jobs", int, **IDEMPOTENT) == 5
         await client.close()
-    assert (len(before.heard), len(after.heard)) == (2, 1)
+    assert (len(before.requests), len(after.requests)) == (2, 1)
 
 
 def error_classes(root=RotaError):
@@ -171,7 +171,7 @@ async def test_api_key_is_never_shown_and_not_sent_to_redirect_targets(caplog):
                 await client.call("GET", "/jobs", int, **IDEMPOTENT)
             assert KEY not in repr((raised.value, raised.value.facts, client, vars(client)))
         await client.close()
-    assert other.heard == []
+    assert other.requests == []
     assert KEY[-20:] not in caplog.text
     assert caplog.records, "something was logged"
 
@@ -221,7 +221,7 @@ async def test_wait_pauses_between_requests_to_a_server_that_answers_at_once():
     async with answering(answer(body=snapshot)) as server, Rota(server.url, key=KEY) as there:
         with pytest.raises(NotEnded):
             await there.job(job.id).wait(timeout=0.6)
-    assert 1 < len(server.heard) < 8
+    assert 1 < len(server.requests) < 8
 
 
 def event_stream(*events):
@@ -239,8 +239,8 @@ async def test_event_stream_resumes_after_the_last_event():
         found = [each.data async for each in follow_events(client, "/events", {"show": "film"})]
         await client.close()
     assert found == ["pending", "scheduled", "running"]
-    assert [each.headers.get("last-event-id") for each in server.heard] == [None, "2", "2", "2", "3"]
-    assert {each.path for each in server.heard} == {"/api/v1/events?show=film"}
+    assert [each.headers.get("last-event-id") for each in server.requests] == [None, "2", "2", "2", "3"]
+    assert {each.path for each in server.requests} == {"/api/v1/events?show=film"}
 
 
 @pytest.mark.parametrize("response", [event_stream(), CUT, problem(503, "unavailable")])
@@ -250,7 +250,7 @@ async def test_event_stream_that_breaks_repeatedly_is_given_up(response):
         with pytest.raises(Unavailable, match="times in a row"):
             await anext(follow_events(client, "/events"))
         await client.close()
-    assert 10 < len(server.heard) < 50
+    assert 10 < len(server.requests) < 50
 
 
 async def test_refused_event_stream_ends_at_once():
@@ -259,7 +259,7 @@ async def test_refused_event_stream_ends_at_once():
         with pytest.raises(errors.Forbidden):
             await anext(follow_events(client, "/events"))
         await client.close()
-    assert len(server.heard) == 1
+    assert len(server.requests) == 1
 
 
 async def test_log_chunks_are_decoded_whole_and_delivered_as_they_arrive():

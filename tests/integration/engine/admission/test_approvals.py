@@ -16,7 +16,7 @@ from rota.policy.approvals import FORGET
 from rota.queue import DeadLetterFilter, Queue
 from tests.integration.engine.admission.approvals_support import ANN, BOB, DUE, EVE, Desk, person
 from tests.support.jobs import a_show
-from tests.support.kernels import TABLE, word
+from tests.support.kernels import TABLE, decision
 from tests.support.queue import agreed, sql
 from tests.support.waiting import until
 
@@ -93,7 +93,9 @@ async def test_quorum_of_two_requires_two_distinct_voters(replica):
 
 
 async def test_approval_with_named_approvers_forbids_everyone_else(replica):
-    replica.kernel.said["named"] = word(PolicyEffect.REQUIRE_APPROVAL, approval=ApprovalTerms(approvers=("bob",)))
+    replica.kernel.decisions["named"] = decision(
+        PolicyEffect.REQUIRE_APPROVAL, approval=ApprovalTerms(approvers=("bob",))
+    )
     [job] = await replica.submit("named")
     with pytest.raises(Forbidden):
         await replica.approve(job, ANN)
@@ -129,7 +131,9 @@ async def test_approving_a_granted_approval_changes_nothing(replica):
 
 
 async def test_expired_approval_denies_the_job(replica, database):
-    replica.kernel.said["soon"] = word(PolicyEffect.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=60.0))
+    replica.kernel.decisions["soon"] = decision(
+        PolicyEffect.REQUIRE_APPROVAL, "soon", approval=ApprovalTerms(expires_s=60.0)
+    )
     soon, later = await replica.submit("soon", "approval")
     assert await replica.approver.expire() == 0, "it has not expired yet"
     left = (await replica.of(soon)).expires_at - (await replica.of(soon)).requested_at
@@ -172,17 +176,17 @@ async def test_granted_job_is_decided_by_the_policy_at_admission_time(replica, d
     for job, now in (
         (denied, TABLE["deny"]),
         (allowed, TABLE["allow"]),
-        (more, word(PolicyEffect.REQUIRE_APPROVAL, "require_approval", approval=ApprovalTerms(quorum=2))),
-        (other, word(PolicyEffect.REQUIRE_APPROVAL, "another")),
+        (more, decision(PolicyEffect.REQUIRE_APPROVAL, "require_approval", approval=ApprovalTerms(quorum=2))),
+        (other, decision(PolicyEffect.REQUIRE_APPROVAL, "another")),
     ):
-        replica.kernel.said["approval"] = now
+        replica.kernel.decisions["approval"] = now
         await replica.go_on(job)
     states = {job: (await replica.state(job))[0] for job in (denied, allowed, more, other)}
     assert states == {denied: "DENIED", allowed: "SCHEDULED", more: "APPROVAL_REQUIRED", other: "APPROVAL_REQUIRED"}
     assert [(await replica.of(job)).state for job in (more, other)] == ["pending", "pending"]
     hashes = await database.rows(sql("SELECT DISTINCT hash FROM rota.approval WHERE subject = $1"), str(more))
     assert len(hashes) == 1, "the hash is fixed by the first request"
-    replica.kernel.said["approval"] = word(PolicyEffect.REQUIRE_APPROVAL, "another")
+    replica.kernel.decisions["approval"] = decision(PolicyEffect.REQUIRE_APPROVAL, "another")
     await replica.approve(other, ANN)
     await replica.go_on(other)
     assert (await replica.state(other))[0] == "SCHEDULED"

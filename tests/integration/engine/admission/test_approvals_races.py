@@ -135,7 +135,7 @@ async def test_policy_reloaded_between_grant_and_gate_decides(replica, database)
     [job] = await replica.submit("approval")
 
     async def reload():
-        replica.kernel.said["approval"] = TABLE["deny"]
+        replica.kernel.decisions["approval"] = TABLE["deny"]
 
     await replica.approve(job)
     replica.kernel.pause = reload

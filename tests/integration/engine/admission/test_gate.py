@@ -272,7 +272,7 @@ async def test_policy_outage_backs_off_exponentially(database, controller, kerne
         waits.append(round(await database.value(WAITS)))
     assert waits == [1, 2, 4, 8, 16, 30, 30]
     kernel.fails = None
-    kernel.said["wait"] = TABLE["throttle"]
+    kernel.decisions["wait"] = TABLE["throttle"]
     await controller.decide_all([job])
     kernel.fails = AWAY
     await controller.decide_all([job])
@@ -336,7 +336,7 @@ async def test_replayer_resumes_granted_approvals(database, replayer, controller
     assert await replayer.replay() == 1
     held = ("APPROVAL_REQUIRED", "approval_required")
     assert await states(database) == {jobs[0]: held, granted: ("PENDING", "approved"), jobs[2]: held}
-    controller.kernel.said["approval"] = TABLE["allow"]
+    controller.kernel.decisions["approval"] = TABLE["allow"]
     await database.run(AGE, 121)
     await replayer.replay()
     assert (await states(database))[granted] == ("SCHEDULED", None)

@@ -21,7 +21,7 @@ from rota.policy import enabled_flag
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Queue
 from tests.support.jobs import a_show, left, task
-from tests.support.kernels import AWAY, TABLE, Hanging, Table, word
+from tests.support.kernels import AWAY, TABLE, Hanging, Table, decision
 from tests.support.queue import agreed, sql
 
 STORED_DECISIONS = sql(
@@ -144,7 +144,7 @@ async def test_jobs_of_one_question_may_get_different_decisions(submitter, datab
     async def check(questions):
         [question] = questions
         some = frozenset(question.jobs[:2])
-        return [word(PolicyEffect.THROTTLE, "fast", apart=(DecisionOverride(some, TABLE["allow"]),))]
+        return [decision(PolicyEffect.THROTTLE, "fast", apart=(DecisionOverride(some, TABLE["allow"]),))]
 
     kernel.check = check
     submitted = await submitter.submit([task() for _ in range(4)])

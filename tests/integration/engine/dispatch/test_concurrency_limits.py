@@ -45,7 +45,7 @@ async def reasons(database):
 
 
 async def test_job_over_the_limit_waits_with_a_reason_and_runs_when_another_ends(cluster):
-    await limit(cluster.books, 1)
+    await limit(cluster.accounting, 1)
     await limit_is_known(cluster)
     await cluster.worker(slots=20)
     hanging("a"), hanging("b")
@@ -67,7 +67,7 @@ async def test_job_over_the_limit_waits_with_a_reason_and_runs_when_another_ends
 
 
 async def test_retry_of_a_running_job_is_not_blocked_by_a_waiting_job(cluster):
-    await limit(cluster.books, 1)
+    await limit(cluster.accounting, 1)
     await limit_is_known(cluster)
     await cluster.worker(slots=2)
     first = await cluster.submit("flaky", 3, layer={"retries": 3})
@@ -77,7 +77,7 @@ async def test_retry_of_a_running_job_is_not_blocked_by_a_waiting_job(cluster):
 
 
 async def test_raising_or_removing_the_limit_admits_jobs_at_once(cluster):
-    await limit(cluster.books, 0)
+    await limit(cluster.accounting, 0)
     await limit_is_known(cluster)
     await cluster.worker(slots=20)
     hanging("x")
@@ -88,10 +88,10 @@ async def test_raising_or_removing_the_limit_admits_jobs_at_once(cluster):
         return list((await reasons(cluster.database)).values()) == ["tenant_limit"] * 4
 
     await until(all_have_reason, what="a wait reason for every job")
-    await limit(cluster.books, 2)
+    await limit(cluster.accounting, 2)
     await cluster.running("x", 2)
     assert len(await cluster.database.rows(SLOTS)) == 2
-    await limit(cluster.books, -1)
+    await limit(cluster.accounting, -1)
     await cluster.running("x", 4)
 
 
@@ -101,7 +101,7 @@ async def test_running_jobs_count_against_a_new_limit_of_their_show_only(cluster
     hanging("a"), hanging("b")
     first = await cluster.submit("hang", "a")
     await cluster.running("a")
-    await limit(cluster.books, 1)
+    await limit(cluster.accounting, 1)
     await limit_is_known(cluster)
     second = await cluster.submit("hang", "b")
     assert await cluster.ended(await cluster.submit("noop", show="short")) == "SUCCEEDED"
@@ -114,7 +114,7 @@ async def test_running_jobs_count_against_a_new_limit_of_their_show_only(cluster
 
 
 async def test_cancelled_waiting_job_holds_no_slot_and_a_cancelled_running_job_frees_its_slot(cluster):
-    await limit(cluster.books, 1)
+    await limit(cluster.accounting, 1)
     await limit_is_known(cluster)
     await cluster.worker(slots=20)
     hanging("a"), hanging("b")
@@ -130,7 +130,7 @@ async def test_cancelled_waiting_job_holds_no_slot_and_a_cancelled_running_job_f
 
 
 async def test_two_replicas_together_respect_the_limit(cluster):
-    await limit(cluster.books, 2)
+    await limit(cluster.accounting, 2)
     other = await cluster.server()
     for replica in (cluster.replica, other):
         await until(

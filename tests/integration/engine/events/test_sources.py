@@ -96,10 +96,10 @@ async def test_audit_entries_are_published_to_readers_who_may_see_the_show(clust
     await cluster.show("other")
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    await cluster.books.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
-    await cluster.books.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
-    await cluster.books.change(lambda admin: admin.create_pool("gpu", actor="ann"))
-    [film] = [show.id for show in await cluster.books.admin.shows() if show.name == "film"]
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=7, actor="ann"))
+    await cluster.accounting.change(lambda admin: admin.change_subscription("other", "local", burst=8, actor="ann"))
+    await cluster.accounting.change(lambda admin: admin.create_pool("gpu", actor="ann"))
+    [film] = [show.id for show in await cluster.accounting.admin.shows() if show.name == "film"]
     kinds = ("subscription.change", "pool.create")
     events = [
         event
@@ -120,7 +120,7 @@ async def test_audit_entries_are_published_once_across_leaders(cluster):
     await cluster.show()
     bus, audit = cluster.replica.bus, cluster.replica.engine._audit
     before = await until(lambda: _last_published(cluster, audit), what="the audit log to be published")
-    await cluster.books.change(lambda admin: admin.create_pool("new", actor="ann"))
+    await cluster.accounting.change(lambda admin: admin.create_pool("new", actor="ann"))
     await until(lambda: _last_published(cluster, audit, after=before), what="the change to be published")
     state = await bus.stream_state("EVENTS")
     # As a leader that was paused between reading the audit log and publishing it.

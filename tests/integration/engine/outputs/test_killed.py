@@ -9,7 +9,7 @@ from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.infra.failpoints import CRASH_EXIT_STATUS
 from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.rules import OutputMatch, OutputRule
-from tests.support.outputs import SECRET, Watched
+from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sessions_over, sql
 
 CLIENT = "tests.integration.engine.outputs.outputs_client"
@@ -22,7 +22,7 @@ SCANS = sql("SELECT count(*) FROM rota.scan")
 
 @pytest.fixture
 async def cluster(database_url, redis_url, nats_url, bus_prefix):
-    async with Watched(database_url, redis_url, nats_url, bus_prefix) as cluster:
+    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix) as cluster:
         await cluster.show()
         await cluster.worker()
         yield cluster

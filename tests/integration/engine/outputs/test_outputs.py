@@ -13,7 +13,7 @@ from rota.model.workflows.spec import StepSpec, WorkflowSpec
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule
 from rota.workflow.run_queries import RunQueries
-from tests.support.outputs import SECRET, Watched
+from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
 from tests.support.replica_and_worker import hanging
 from tests.support.waiting import until
@@ -38,7 +38,7 @@ REDACTS = rule(OutputEffect.REDACT, "redacts", scanners=("secret", "pii"))
 
 @pytest.fixture
 async def cluster(database_url, redis_url, nats_url, bus_prefix):
-    async with Watched(database_url, redis_url, nats_url, bus_prefix) as cluster:
+    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix) as cluster:
         await cluster.show()
         await cluster.worker()
         yield cluster

@@ -12,7 +12,7 @@ from rota.policy.loader import parse
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import Detector, OutputMatch, OutputRules, ScannerName
 from tests.support.commands import Terminal
-from tests.support.outputs import SECRET, Watched
+from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
 
 PAGE = (Path(__file__).parents[4] / "docs" / "howto" / "outputs.md").read_text()
@@ -48,7 +48,7 @@ TOKEN = sql("SELECT token FROM rota.output")
 
 @pytest.fixture
 async def cluster(database_url, redis_url, nats_url, bus_prefix):
-    async with Watched(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as cluster:
+    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as cluster:
         await cluster.show()
         await cluster.worker()
         yield cluster
