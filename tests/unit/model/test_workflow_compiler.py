@@ -41,7 +41,7 @@ REFUSED = {
     "duplicate step id": ([job("a"), job("a")], "Step a is defined twice"),
     "a malformed id": ([job("a b")], "is not a valid id of a step"),
     "unknown step": ([job("a", "b")], "depends on 'b', which does not exist"),
-    "a step that depends on itself": ([job("a", "a")], "a step that depends on itself"),
+    "a step that depends on itself": ([job("a", "a")], "depends on itself"),
     "a cycle": ([job("a", "c"), job("b", "a"), job("c", "b")], "in a cycle"),
     "a cycle through a parallel": (
         [
