@@ -109,7 +109,6 @@ async def test_killed_up_stops_its_servers_and_can_restart(rota):
 
 async def test_up_restarts_a_killed_server_and_becomes_ready(rota):
     process, listen = await _up(rota)
-    request = await rota("status", "--json")
     pid = _server_pid(process.pid, "valkey-server", "redis-server")
     os.kill(pid, signal.SIGKILL)
     await until(
@@ -118,7 +117,7 @@ async def test_up_restarts_a_killed_server_and_becomes_ready(rota):
         what="a restarted server",
     )
     await until(lambda: _get(f"{listen}/ready")[0] == 200, within_s=20, what="readiness")
-    assert (await _ended(request))[0] == 0
+    assert (await _ended(await rota("status", "--json")))[0] == 0
 
 
 def _server_pid(parent, *names):
