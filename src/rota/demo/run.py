@@ -80,7 +80,7 @@ class Demo:
     async def prepare(self) -> None:
         cluster, report = self.cluster, self.report
         names = ", ".join(server.binary.label for server in cluster.stack.servers.values())
-        report.check(True, f"{names} and a server are up, schema created by {cluster.migrations} migrations")
+        report.check(True, f"{names} and a server are up, schema created from {cluster.migrations} files")
         await cluster.create_show(FILM, {"farm": (8, 12, -1), "gpu": (4, 4, 2)})
         await cluster.create_show(SHORT, {"farm": (4, 6, -1)})
         for topic, pool in (("*", "farm"), ("train", "gpu")):
