@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from rota.engine.submission.submitter import Submitter
+from rota.engine.submission.submitter import Submitter, submit_on_async
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.jobs.submission import LayerSpec, Submission
 from tests.chaos.pipeline.deployment import STUCK
@@ -123,11 +123,11 @@ async def test_submission_in_a_rolled_back_transaction_leaves_no_rows(farm, data
     try:
         transaction = connection.transaction()
         await transaction.start()
-        (submitted,) = await farm.submitter.submit_on(connection, [submission])
+        (submitted,) = await submit_on_async(connection, [submission])
         await transaction.rollback()
         assert await farm.database.value(WRITTEN) == before
         async with connection.transaction():
-            (again,) = await farm.submitter.submit_on(connection, [submission])
+            (again,) = await submit_on_async(connection, [submission])
     finally:
         await connection.close()
     assert again.job != submitted.job

@@ -110,10 +110,8 @@ class RouteStore:
         return await self._change_pool(name, actor, drained, unless=PoolStatus.DRAINING)
 
     async def activate(self, name: str, *, actor: str) -> bool:
-        return await self._change_pool(name, actor, _not_draining(PoolStatus.ACTIVE))
-
-    async def deactivate(self, name: str, *, actor: str) -> bool:
-        return await self._change_pool(name, actor, _not_draining(PoolStatus.INACTIVE))
+        active = {"status": PoolStatus.ACTIVE, "drain_started_ms": None, "drain_timeout_s": DRAIN_TIMEOUT_S}
+        return await self._change_pool(name, actor, active)
 
     async def load(self, file: PoolsFile, *, actor: str) -> bool:
         """Set topics and the listed pools to the content of the file, unless it was the last one loaded."""
@@ -257,7 +255,3 @@ def _unknown_pool(name: str, whose: str, pools: Iterable[str]) -> InvalidInput:
 
 def _changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-
-
-def _not_draining(status: PoolStatus) -> dict[str, object]:
-    return {"status": status, "drain_started_ms": None, "drain_timeout_s": DRAIN_TIMEOUT_S}

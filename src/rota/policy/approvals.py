@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -36,8 +36,6 @@ LIST = query(__package__, "approvals_list")
 OVERDUE = query(__package__, "approvals_due")
 PENDING_COUNTS = query(__package__, "approvals_depth")
 FORGET = query(__package__, "approvals_forget")
-
-PAGE_MAX: Final = 1_000
 
 WAITING = metrics.gauge("rota_approval_queue_depth", "Pending approvals.", labels=("kind",))
 LATENCY = metrics.histogram(

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from rota.engine.completion.finisher import DISPATCH_FAILED
+from rota.engine.completion import canceller
+from rota.engine.completion.finisher import DISPATCH_FAILED, finish_jobs
 from rota.infra import failpoints
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.jobs.submission import Budget
@@ -151,20 +152,24 @@ async def test_dispatch_failures_are_counted_once_per_pause(cluster):
     assert await cluster.ended(job) == "SUCCEEDED"
 
 
-async def test_job_that_cannot_be_ended_does_not_block_others(database_url, redis_url, nats_url, bus_prefix):
+async def test_job_that_cannot_be_ended_does_not_block_others(
+    database_url, redis_url, nats_url, bus_prefix, monkeypatch
+):
     cluster = Farm(database_url, redis_url, nats_url, bus_prefix)
     settings = ReconcilerSettings(batch_size=1, max_retries_per_job=1, poll_interval=0.1)
     cluster.settings = msgspec.structs.replace(cluster.settings, reconciler=settings)
     attempts, fixed = [], []
 
-    async def hook(_tx, ended):
+    async def finish_jobs_but_bad(tx, jobs, because=None):
+        ended = await finish_jobs(tx, jobs, because)
         if not fixed and any(job.workflow_id == "bad" for job in ended):
             attempts.append(ended)
-            raise LookupError("a bug in a hook")
+            raise LookupError("a bug in the transaction that ends a job")
+        return ended
 
+    monkeypatch.setattr(canceller, "finish_jobs", finish_jobs_but_bad)
     async with cluster:
         await cluster.show()
-        cluster.replica.engine.finisher.hooks.append(hook)
         bad = await cluster.submit("noop", workflow_id="bad", budget=Budget(deadline_ms=1))
         await until(lambda: len(attempts) > 1, what="attempts to end it")
         good = [await cluster.submit("noop", budget=Budget(deadline_ms=1)) for _ in range(3)]

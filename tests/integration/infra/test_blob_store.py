@@ -5,11 +5,9 @@ import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from uuid import uuid4
 
 import pytest
 
-from rota.engine.queries.jobs import JobQueries
 from rota.infra.blob_store import BlobLocation, BlobPointer, BlobStore, BlobStoreTarget, pointer_to
 from rota.model.errors import BlobCorrupted, BlobMissing, InvalidInput, SetupFailed
 from tests.support.queue import sql
@@ -19,7 +17,6 @@ SMALL, LARGE = b"small", b"large" * 100
 DAY_S = 86_400.0
 ROWS = sql("SELECT count(*) FROM rota.blob")
 PARTITIONS = sql("SELECT relname FROM pg_class WHERE relname ~ '^blob_2[0-9]+$' AND relkind = 'r' ORDER BY 1")
-FRAME = sql("INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state) VALUES ($1, $2, $3, $4, 'SUCCEEDED')")
 
 
 class ShiftedClock:
@@ -183,17 +180,3 @@ async def test_blobs_in_the_default_partition_expire_row_by_row(database):
     await store.maintain(30 * DAY_S, [kept])
     assert await database.value(ROWS) == 2
     assert [await store.get(pointer) for pointer in (kept, young)] == [b"kept", b"young"]
-
-
-async def test_result_is_replaced_only_for_the_attempt_that_returned_it(database, store):
-    layer = uuid4()
-    jobs = JobQueries(database)
-    [pointer] = await store.put([b"redacted"])
-    await database.run(FRAME, layer, 7, 1, 100)
-    assert not await jobs.replace_result(layer, 7, 99, pointer=pointer), "another token"
-    assert await jobs.replace_result(layer, 7, 100, pointer=pointer)
-    [end] = await jobs.frame_ends(layer)
-    assert (end.value, end.value_at, end.attempt, end.state) == (None, pointer, 1, "SUCCEEDED")
-    await database.run(FRAME, layer, 7, 2, 200)
-    assert not await jobs.replace_result(layer, 7, 100, pointer=pointer), "a later attempt has ended"
-    assert [(end.token, end.value_at) for end in await jobs.frame_ends(layer)] == [(200, None)]

@@ -80,9 +80,6 @@ class SteppedDatabase(Database):
     async def run(self, query, *args):
         return await self._take(query, lambda: self.under.run(query, *args))
 
-    async def run_many(self, query, many):
-        return await self._take(query, lambda: self.under.run_many(query, many))
-
     async def _take(self, query, work):
         return await self.process.take("postgres", query.name.rpartition(".")[2], work, postgres_away)
 

@@ -37,12 +37,6 @@ JobArg = Annotated[
     str, typer.Argument(metavar="JOB", help="Job id, id prefix, or name (the newest job with it).", show_default=False)
 ]
 
-JobArgs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="JOB", help="Job ids, id prefixes, or names that exactly one live job has.", show_default=False
-    ),
-]
 SubmissionFileOption = Annotated[
     Path | None, _option("FILE", "A complete submission as YAML or JSON; excludes all other options.")
 ]

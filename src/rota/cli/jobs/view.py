@@ -13,7 +13,7 @@ from rota.cli.core.tables import CliPage, Table, cores_text
 from rota.cli.dlq.view import pluralize
 from rota.engine.queries.jobs import FrameEnd, JobView, Layer, PolicyDecisionView
 from rota.engine.queries.jobs import JobPage as JobsPage
-from rota.model.job_states import TERMINAL_STATES, FrameState, JobState
+from rota.model.job_states import FrameState, JobState
 from rota.model.jobs.frame_ranges import format_frames
 from rota.model.jobs.submission import PRIORITIES, ResubmitResult, SubmitResult
 from rota.model.reasons import Reason
@@ -320,10 +320,6 @@ def _cancelled_text(job: JobView, *, was_live: bool) -> str:
 
 def _frame_count(job: JobView) -> int:
     return sum(layer.frames.count for layer in job.layers)
-
-
-def _ended_count(job: JobView) -> int:
-    return sum(n for layer in job.layers for state, n in layer.counts.items() if state.value in TERMINAL_STATES)
 
 
 def frame_counts(job: JobView) -> Mapping[FrameState, int]:

@@ -269,7 +269,6 @@ class AdmissionController:
         frames: dict[UUID, int] = {row["pk_layer"]: row["frames"] for row in rows}
         ended = await on.value(COUNT_ENDS, list(frames), list(frames.values()), state.value, 0)
         finished = await finish_jobs(on, ended)
-        await self.finisher.run_hooks(on, finished)
         dead_letters = [_dead_letter(end, jobs[end.job]) for end in finished]
         if dead_letters:
             await self.finisher.queue.dead_letters.add(dead_letters, on=on)

@@ -95,7 +95,6 @@ class JobCanceller:
         stopped = await self._close_running(tx, job, ended)
         finished = await tx.value(COUNT_ENDS, list(ended), list(ended.values()), ends_as, 0)
         result.finished = await finish_jobs(tx, finished, reason)
-        await self.finisher.run_hooks(tx, result.finished)
         failpoints.hit("ender.before_commit")
         return result, stopped
 

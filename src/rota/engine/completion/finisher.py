@@ -5,9 +5,7 @@ and the job itself, which moves to `job_done` with its last frame. Invariants an
 - J3, an attempt ends once: the queue's closure under the lock of the claim. A refused end counts as late and changes
   nothing, except that its proc is deleted: its worker reports that it no longer runs;
 - a worker ends only its own frames: procs are looked up by token and host;
-- J1, a job ends once: the row that is deleted from `job` is the row that is inserted into `job_done`;
-- hooks run in the same transaction with the jobs that end in it; an exception rolls it back and the report is
-  redelivered.
+- J1, a job ends once: the row that is deleted from `job` is the row that is inserted into `job_done`.
 
 If the process dies before the COMMIT, nothing happened and the report is redelivered. After it, the redelivery finds
 nothing left to end and is acknowledged, and reconciliation corrects Redis. If only the reply of the COMMIT is lost,
@@ -89,10 +87,6 @@ class JobEnd(msgspec.Struct, frozen=True):
     workflow_id: str | None
 
 
-CompletionHook = Callable[[Transaction, Sequence[JobEnd]], Awaitable[None]]
-"""Called inside the transaction with the jobs that end in it."""
-
-
 class DeadLetterNotice(NamedTuple):
     """A dead-lettered frame or output; `show` is None where it is unknown."""
 
@@ -144,7 +138,6 @@ class Finisher:
         self.database = database
         self.queue = queue
         self.accounting = accounting
-        self.hooks: list[CompletionHook] = []
         self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
         """Called after the commit with the jobs that ended here, unless the reply of the commit was lost."""
         self.traces = JobTracer(database)
@@ -162,12 +155,7 @@ class Finisher:
         """End frames of one worker that succeeded without output."""
         failpoints.hit("finish.before_success")
         with self._report_unknown_commit(lambda: _expand_ranges(sorted(runs))):
-            if not self.hooks:
-                result = await self._write_successes(self.database, worker, runs, took_ms)
-            else:
-                async with self.database.transaction() as tx:
-                    result = await self._write_successes(tx, worker, runs, took_ms)
-                    await self.run_hooks(tx, result.finished)
+            result = await self._write_successes(worker, runs, took_ms)
             failpoints.after_send("finish.success")
         await self.after_commit(result)
         return result
@@ -194,7 +182,6 @@ class Finisher:
             numbers = [sum(token not in ended.refused for token in piece.tokens) for piece in pieces]
             jobs = await tx.value(COUNT_ENDS, [piece.layer for piece in pieces], numbers, "FAILED", 0)
             result.finished = await finish_jobs(tx, jobs, reason)
-            await self.run_hooks(tx, result.finished)
         shows = {end.job: end.show for end in result.finished}
         result.letters = [
             DeadLetterNotice(reason, shows.get(job), job) for job in dict.fromkeys(piece.job for piece in pieces)
@@ -232,9 +219,7 @@ class Finisher:
         if result.finished and tracing.is_enabled():
             await self.traces.record_finished(result.finished, result.since_ns)
 
-    async def _write_successes(
-        self, on: Database | Transaction, worker: UUID, runs: Sequence[TokenRange], took_ms: int
-    ) -> CompletionResult:
+    async def _write_successes(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
         result = CompletionResult()
         remaining = list(runs)
         for _ in range(2):
@@ -244,7 +229,7 @@ class Finisher:
             tokens = _expand_ranges(ranges)
             ids, masks = masks_of(tokens)
             firsts, lasts = [first for first, _ in ranges], [first + n - 1 for first, n in ranges]
-            rows = await on.rows(SUCCEED, worker, ids, masks, firsts, lasts, took_ms)
+            rows = await self.database.rows(SUCCEED, worker, ids, masks, firsts, lasts, took_ms)
             if not rows or rows[0]["what"] != "not_held":
                 _read_success_rows(rows, result)
                 return result
@@ -468,16 +453,10 @@ class Finisher:
             jobs |= set(await tx.value(COUNT_ENDS, list(layers), list(layers.values()), state, 0))
         if jobs:
             result.finished = await finish_jobs(tx, jobs)
-            await self.run_hooks(tx, result.finished)
         failing = {frame.job: outcomes[token].state for token, frame in frames.items() if outcomes[token].ends_job}
         for job in sorted(failing.keys() - {end.job for end in result.finished}):
             await tx.row(END_AS, job, failing[job], Reason.FRAME_FAILED.value)
             result.failing.append(job)
-
-    async def run_hooks(self, tx: Transaction, finished: Sequence[JobEnd]) -> None:
-        if finished:
-            for hook in self.hooks:
-                await hook(tx, finished)
 
 
 async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:

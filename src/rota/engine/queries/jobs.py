@@ -27,7 +27,6 @@ FRAME_ENDS = query(__package__, "jobs_ends")
 ARTIFACTS = query(__package__, "jobs_artifacts")
 ARTIFACTS_SUM = query(__package__, "jobs_artifacts_sum")
 WITHHELD_OUTPUTS = query(__package__, "jobs_kept")
-REPLACE_RESULT = query(__package__, "jobs_swap")
 SHOW = query(__package__, "jobs_show")
 
 PAGE_MAX: Final = 1_000
@@ -287,19 +286,6 @@ class JobQueries:
         """Number and total bytes of the artifacts of these layers."""
         row = await self.database.row(ARTIFACTS_SUM, list(layers))
         return (row["files"], row["bytes"]) if row is not None else (0, 0)
-
-    async def replace_result(
-        self,
-        layer: LayerId,
-        frame: int,
-        token: int,
-        *,
-        value: bytes | None = None,
-        pointer: str | None = None,
-        on: Transaction | None = None,
-    ) -> bool:
-        """Replace the result of an attempt; False, with nothing changed, when it is not the frame's last attempt."""
-        return bool(await (on or self.database).run(REPLACE_RESULT, layer, frame, token, value, pointer))
 
 
 def _job_summary(row: Record) -> JobSummary:

@@ -104,13 +104,6 @@ SELECT pk_layer, count(*) AS frames FROM rota.proc WHERE pk_job = $1::uuid GROUP
 -- The id of the show named $1.
 SELECT pk_show FROM rota.show WHERE str_name = $1::text
 
--- name: jobs_swap
--- Replace the result of attempt $3 of frame $2 of layer $1, if that is still the last attempt.
-UPDATE rota.frame_end SET value = $4::bytea, value_at = $5::text
-WHERE pk_layer = $1::uuid AND frame = $2::int AND token = $3::bigint
-  AND NOT EXISTS (SELECT FROM rota.frame_end later
-                  WHERE later.pk_layer = $1 AND later.frame = $2 AND later.attempt > frame_end.attempt)
-
 -- name: logs_add
 -- Store log chunks.
 INSERT INTO rota.frame_log (pk_layer, frame, attempt, token, stream, at, dropped, data, last)

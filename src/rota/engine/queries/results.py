@@ -18,7 +18,6 @@ from rota.model.job_states import FrameState
 from rota.model.policy.outputs import read_refusal
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-PAGE_MAX: Final = 1000
 _FRAME_LAST: Final = 2**31
 
 

@@ -7,9 +7,8 @@ Every step starts from the state in PostgreSQL, changes it through the same fenc
 - from then on PostgreSQL has the decision: the worker's procs end as lost, the next pass finds later bookings on it,
   and its reports are refused. The worker learns of it, stops its frames and registers again under a new id.
 
-A pass is bounded: at most `max_iterations_per_tick` batches of `reconciler.batch_size`. A job that cannot be ended,
-because a hook fails on it, does not block others: after `max_retries_per_job` retries it is skipped for
-`poll_interval`.
+A pass is bounded: at most `max_iterations_per_tick` batches of `reconciler.batch_size`. A job whose
+transaction keeps failing does not block others: after `max_retries_per_job` retries it is skipped for `poll_interval`.
 
 A frame is lost in transit when it is booked on a live worker whose heartbeats do not list it `UNREPORTED_AGE_S` after
 the booking, although every report that the worker had sent until then has been handled.

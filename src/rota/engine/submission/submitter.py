@@ -79,20 +79,6 @@ class Submitter:
         """Submit all or none, in the given order; `own` are Rota's reserved labels that the caller has set."""
         return await self.write(validate_submissions(submissions, may_be_critical=may_be_critical, own=own), on=on)
 
-    async def submit_on(
-        self, connection: Any, submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False
-    ) -> list[SubmitResult]:
-        """The same, in an open transaction of asyncpg, psycopg (async) or SQLAlchemy (async)."""
-        fetch = async_fetch(connection)
-        plans = validate_submissions(submissions, may_be_critical=may_be_critical)
-        if not plans:
-            return []
-        with SubmissionSpans(plans) as submitting:
-            batch = self._batch(submitting.plans)
-            submitted = await self._execute(batch, lambda step: fetch(step.query.text, step.arguments))
-            submitting.record_submitted(submitted)
-            return submitted
-
     async def write(
         self,
         plans: Sequence[ValidatedSubmission],
@@ -107,7 +93,8 @@ class Submitter:
             if on is None and self.ahead is not None:
                 submitted = await self._write_prechecked(submitting.plans, self.ahead)
             else:
-                submitted = await self._write_or_defer(self._batch(submitting.plans), on)
+                batch = SubmissionBatch(submitting.plans, self.gate, self._clock.now_ms())
+                submitted = await self._write_or_defer(batch, on)
             submitting.record_submitted(submitted)
             if on is None:
                 self.on_submitted(submitting.plans, submitted)
@@ -136,9 +123,6 @@ class Submitter:
         return await self._execute(
             batch, lambda step: target.rows(step.query, *step.arguments), together=on is not None
         )
-
-    def _batch(self, plans: Sequence[ValidatedSubmission]) -> SubmissionBatch:
-        return SubmissionBatch(plans, self.gate, self._clock.now_ms())
 
     async def _execute(
         self, batch: SubmissionBatch, run: Callable[[Statement], Awaitable[Rows]], *, together: bool = True

@@ -15,7 +15,7 @@ A cancelled caller gets its `CancelledError` immediately; the pool resets its co
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
 
@@ -58,9 +58,6 @@ class Transaction:
 
     async def run(self, query: Query, *args: object) -> int:
         return rows_affected(await self.translate_errors(self.connection.execute(query.text, *args)))
-
-    async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
-        await self.translate_errors(self.connection.executemany(query.text, many))
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -158,11 +155,6 @@ class Database:
         """The number of rows inserted, updated, deleted or selected."""
         with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
             return rows_affected(await connection.execute(query.text, *args))
-
-    async def run_many(self, query: Query, many: Iterable[Sequence[object]]) -> None:
-        """The same statement for each tuple of arguments, atomically."""
-        with self._checkout(self.pool.try_acquire() or await self.pool.acquire()) as connection:
-            await connection.executemany(query.text, many)
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[Notifications]:
         """Notifications on `channel`; see module `listen` for the meaning of `None`."""

@@ -33,7 +33,6 @@ from rota.model.errors import InvalidInput
 VARINT: Final = 0
 FIXED64: Final = 1
 BYTES: Final = 2
-FIXED32: Final = 5
 VARINT_BYTES_MAX: Final = 10
 UINT64_MASK: Final = 2**64 - 1
 _DOUBLE: Final = struct.Struct("<d")

@@ -133,6 +133,8 @@ class PolicyQuestionMessage(ProtobufMessage, frozen=True):
 
 
 class CheckBatchRequest(ProtobufMessage, frozen=True):
+    """As clients know it; the service receives it as `RawBatchRequest`."""
+
     questions: tuple[PolicyQuestionMessage, ...] = ()
 
 
@@ -233,14 +235,6 @@ def unpack_ids(data: bytes) -> tuple[JobId, ...]:
     if len(data) % ID_BYTES:
         raise InvalidInput("The job ids are malformed: send 16 bytes for each, concatenated.")
     return tuple(JobId(UUID(bytes=data[at : at + ID_BYTES])) for at in range(0, len(data), ID_BYTES))
-
-
-def questions_to_messages(questions: Sequence[model.PolicyRequestGroup]) -> tuple[PolicyQuestionMessage, ...]:
-    return tuple(PolicyQuestionMessage(request_to_message(each.asked), pack_ids(each.jobs)) for each in questions)
-
-
-def questions_of_messages(questions: Sequence[PolicyQuestionMessage]) -> list[model.PolicyRequestGroup]:
-    return [model.PolicyRequestGroup(request_of_message(each.asked), unpack_ids(each.jobs)) for each in questions]
 
 
 def decision_to_message(decision: model.PolicyDecision) -> PolicyDecisionMessage:

@@ -36,7 +36,6 @@ from rota.policy.output.text_extraction import OutputBlob, OutputValue, ScanTarg
 REDACTION_ROUNDS_MAX: Final = 8
 CACHE_MAX: Final = 4096
 """Cached sets of applicable rules."""
-UNKNOWN_DECISION_REASON: Final = "The policy returned an unknown decision."
 
 
 class MetadataResult(NamedTuple):

@@ -58,11 +58,6 @@ class AsyncRunner:
         _ForkedChild.here = False  # the worker itself may have been forked; only children of handlers count
         asyncio.get_running_loop().set_task_factory(guarded_task_factory)
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether there are frames to start."""
-        return bool(self._waiting)
-
     def add(self, batch: AssignedBatch) -> None:
         self._waiting.append(batch)
         self._has_work.set()

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rota.accounting.service import AccountingService
-from rota.engine.admission import transitions
+from rota.engine.admission import audit, transitions
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.admission.decision import DeferAll
 from rota.engine.admission.pending_replayer import LEASE, REPLAYED, PendingReplayer
@@ -19,7 +19,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.job_states import JobState
 from rota.model.settings.lifecycle import ReplayerSettings as Pace
 from rota.policy.decision_store import DecisionStore
-from rota.queue import DeadLetterFilter, Queue
+from rota.queue import DeadLetterFilter, Queue, dead_letters
 from tests.support.jobs import a_show, task
 from tests.support.kernels import AWAY, OPEN, TABLE, Hanging, Table
 from tests.support.queue import agreed, sql
@@ -113,13 +113,15 @@ async def test_denied_job_ends_with_all_frames_and_one_dead_letter(database, con
     assert await waiting(database) == 0
 
 
-async def test_hook_exception_rolls_back_the_denial(database, controller):
+async def test_failed_audit_entry_rolls_back_the_denial(database, controller, monkeypatch):
     [job] = await submitted(database, "deny")
 
-    async def refuse(_tx, _ends):
+    async def refuse(tx, outcome):
+        assert outcome.denied == [job], "it has ended in this transaction"
+        assert await tx.value(dead_letters.COUNT, *DeadLetterFilter().arguments()) == 1
         raise OSError("not now")
 
-    controller.finisher.hooks.append(refuse)
+    monkeypatch.setattr(audit, "append_decisions", refuse)
     with pytest.raises(OSError, match="not now"):
         await controller.decide([job])
     assert (await states(database))[job] == ("PENDING", "policy_pending")

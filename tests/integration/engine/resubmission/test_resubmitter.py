@@ -343,8 +343,5 @@ class FinisherStub:
     def __init__(self, queue):
         self.queue = queue
 
-    async def run_hooks(self, _tx, _ends):
-        return None
-
     async def after_commit(self, _completion):
         return None

@@ -5,7 +5,7 @@ import psycopg
 import pytest
 
 from rota.engine.admission.decision import DEFERRED
-from rota.engine.submission.submitter import Submitter, submit_on_sync
+from rota.engine.submission.submitter import Submitter, submit_on_async, submit_on_sync
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import agreed, sql
@@ -40,12 +40,12 @@ async def test_submit_on_asyncpg_follows_the_caller_transaction(submitter, datab
     connection = await asyncpg.connect(database_url)
     rolled_back = connection.transaction()
     await rolled_back.start()
-    await submitter.submit_on(connection, BATCH)
+    await submit_on_async(connection, BATCH)
     assert await left(database) == {}, "not visible to other sessions yet"
     await rolled_back.rollback()
     assert await left(database) == {}
     async with connection.transaction():
-        submitted = await submitter.submit_on(connection, BATCH)
+        submitted = await submit_on_async(connection, BATCH)
     await connection.close()
     assert len({one.job for one in submitted}) == 3
     assert await left(database) == WRITTEN
@@ -54,10 +54,10 @@ async def test_submit_on_asyncpg_follows_the_caller_transaction(submitter, datab
 
 async def test_submit_on_async_psycopg_follows_the_caller_transaction(submitter, database, database_url):
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
-        await submitter.submit_on(connection, BATCH)
+        await submit_on_async(connection, BATCH)
         await connection.rollback()
         assert await left(database) == {}
-        await submitter.submit_on(connection, BATCH)
+        await submit_on_async(connection, BATCH)
     assert await left(database) == WRITTEN
 
 
@@ -83,9 +83,9 @@ async def test_refused_submission_leaves_the_caller_transaction_usable(submitter
     async with connection.transaction():
         await connection.execute("INSERT INTO rota.orders_of_the_test VALUES (1)")
         with pytest.raises(InvalidInput, match="did you mean film"):
-            await submitter.submit_on(connection, [task(show="filn")])
+            await submit_on_async(connection, [task(show="filn")])
         with pytest.raises(IdempotencyConflict):
-            await submitter.submit_on(connection, [task("other", idempotency_key="k")])
+            await submit_on_async(connection, [task("other", idempotency_key="k")])
     assert await connection.fetchval("SELECT count(*) FROM rota.orders_of_the_test") == 1
     await connection.execute("DROP TABLE rota.orders_of_the_test")
     await connection.close()
@@ -102,8 +102,8 @@ async def test_deferred_jobs_notify_the_gate_when_the_caller_commits(database, d
     assert await database.value(sql("SELECT subject FROM rota.outbox")) == "sys.job.gate"
 
 
-async def test_submit_on_a_non_connection_is_refused(submitter):
+async def test_submit_on_a_non_connection_is_refused():
     with pytest.raises(InvalidInput, match="cannot be queued on a object"):
-        await submitter.submit_on(object(), [task()])
+        await submit_on_async(object(), [task()])
     with pytest.raises(InvalidInput, match="cannot be queued on a int"):
         submit_on_sync(5, [task()])
