@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from rota.model.token_ranges import iterate_tokens, merge_ranges
 from rota.placement import Resources, requirements_of
 from rota.placement.scoring import spread
 from rota.placement.topic_routes import matches, specificity
-from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
+from rota.placement.worker_allocations import WorkerAllocations
 from tests.support.placement import Fleet, id_of, pool, routes
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=8).map(merge_ranges)
@@ -18,7 +19,7 @@ NAMES = st.sampled_from("abcdef")
 
 
 def tokens(ranges):
-    return {token for first, n in ranges for token in range(first, first + n)}
+    return set(iterate_tokens(ranges))
 
 
 def greedy(scores, capacities, n):
@@ -48,13 +49,6 @@ def test_spread_equals_assigning_frames_one_by_one(workers, n):
         return sorted(score + k for score, share in zip(scores, shares, strict=True) for k in range(share))
 
     assert heights(found) == heights(expected)
-
-
-@given(RANGES, RANGES)
-def test_token_ranges_behave_like_sets(some, others):
-    assert tokens(subtract_ranges(some, others)) == tokens(some) - tokens(others)
-    assert tokens(intersect_ranges(some, others)) == tokens(some) & tokens(others)
-    assert subtract_ranges(some, others) == sorted(subtract_ranges(some, others))
 
 
 STEPS = st.lists(

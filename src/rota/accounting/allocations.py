@@ -43,12 +43,12 @@ from rota.accounting.ledger import (
     SingleFrameBatch,
     check_booking,
     check_tokens,
-    token_ranges,
 )
 from rota.infra import failpoints
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
 from rota.model.quota import Usage
+from rota.model.token_ranges import to_spans
 from rota.model.units import Centicores
 
 INSERT = query(__package__, "proc_insert")
@@ -264,7 +264,7 @@ def range_columns(groups: BookingBatch) -> RangeColumns:
             lasts += group.tokens
             number += len(group.tokens)
             continue
-        for first, last in token_ranges(group.tokens):
+        for first, last in to_spans(group.tokens):
             owners.append(number)
             firsts.append(first)
             lasts.append(last)
@@ -274,6 +274,6 @@ def range_columns(groups: BookingBatch) -> RangeColumns:
 
 def _range_bounds(tokens: Iterable[int]) -> tuple[list[int], list[int]]:
     """First and last of each token range, ascending."""
-    spans = list(token_ranges(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
+    spans = list(to_spans(tokens if isinstance(tokens, range) and tokens.step == 1 else sorted(set(tokens))))
     check_tokens(spans)
     return [first for first, _ in spans], [last for _, last in spans]

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import ClassVar, Final, Protocol
@@ -24,6 +24,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId, ShowId
 from rota.model.quota import Ask, Level, Refusal, Usage
+from rota.model.token_ranges import TokenSpan, to_spans
 from rota.model.units import CENTICORES_MAX, Centicores
 
 BOOKED = metrics.counter("rota_accounting_booked", "Frames booked.", labels=("ledger",))
@@ -188,24 +189,6 @@ class Ledger(Protocol):
         ...
 
 
-def token_ranges(tokens: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each range of consecutive tokens, in the given order."""
-    if isinstance(tokens, range) and tokens.step == 1:
-        if tokens:
-            yield tokens.start, tokens.stop - 1
-        return
-    first = last = None
-    for token in tokens:
-        if last is not None and token == last + 1:
-            last = token
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = token
-    if first is not None and last is not None:
-        yield first, last
-
-
 def expand_single_frames(groups: BookingBatch) -> list[BookingGroup]:
     """Replace each single-frame batch by one group per frame."""
     return [each for group in groups for each in ([group] if isinstance(group, BookingGroup) else group.groups())]
@@ -246,7 +229,7 @@ def check_booking(groups: BookingBatch) -> None:
         _check_charge(group.charge)
         if isinstance(group, SingleFrameBatch) and not len(group.tokens) == len(group.jobs) == len(group.layers):
             raise InvalidInput("A single-frame batch needs one job and layer per token: give columns of equal length.")
-    spans = sorted(span for group in groups for span in token_ranges(group.tokens))
+    spans = sorted(span for group in groups for span in to_spans(group.tokens))
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
     check_tokens(spans)
@@ -255,8 +238,8 @@ def check_booking(groups: BookingBatch) -> None:
             raise InvalidInput(f"Token {first} occurs twice in one batch: use one token per attempt of a frame.")
 
 
-def check_tokens(spans: Sequence[tuple[int, int]]) -> None:
-    """Reject sorted token ranges that leave the valid range of tokens."""
+def check_tokens(spans: Sequence[TokenSpan]) -> None:
+    """Reject sorted spans that leave the valid range of tokens."""
     if spans and (spans[0][0] < 0 or spans[-1][1] >= TOKEN_END):
         raise InvalidInput("A token is a whole number from 0 to 2^53 - 1: take tokens from the claim of the frames.")
 

@@ -15,6 +15,7 @@ Every other package imports this one.
 | `ids`, `units`, `urls` | typed ids; cores, memory and durations; URLs without passwords |
 | `errors`, `reasons` | the exception tree with stable codes; reason codes of waiting and ended jobs |
 | `job_states`, `quota` | job and frame states; whether a booking fits its limits |
+| `token_ranges` | tokens as ranges of consecutive ones, and the set operations on them |
 | `protocol`, `events`, `sse` | bus messages between servers and workers; the event stream; server-sent events |
 | `jobs` | submissions: structs, validation, frame ranges |
 | `policy` | policy requests, decisions, constraints and output checks |

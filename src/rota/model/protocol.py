@@ -19,7 +19,6 @@ with a value or an error has its own entry. Undecodable messages are refused wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
@@ -28,6 +27,7 @@ import msgspec
 
 from rota.model.errors import InvalidInput
 from rota.model.jobs.work import Work
+from rota.model.token_ranges import TokenRange
 
 JOBS_SUBJECT: Final = "worker.{}.jobs"
 RESULT_SUBJECT: Final = "sys.job.result"
@@ -42,9 +42,6 @@ RELEASED_SUBJECT: Final = "sys.worker.freed"
 FATAL_CODE: Final = "fatal"
 FATAL_CODES: Final = frozenset({FATAL_CODE, "bad_input"})
 """Codes of attempts that declared a retry useless; stored as FAILED_FATAL."""
-
-TokenRange = tuple[int, int]
-"""First token and number of consecutive tokens."""
 
 
 class AttemptStatus(StrEnum):
@@ -241,14 +238,3 @@ def decode(kind: type[T], data: bytes) -> T:
     except msgspec.DecodeError as error:
         raise InvalidInput(f"A message of {len(data)} bytes is not a valid {kind.__name__}: {error}.") from error
     return message
-
-
-def to_ranges(tokens: Sequence[int]) -> list[TokenRange]:
-    """Tokens as ranges of consecutive ones, ascending."""
-    ranges: list[TokenRange] = []
-    for token in sorted(set(tokens)):
-        if ranges and ranges[-1][0] + ranges[-1][1] == token:
-            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
-        else:
-            ranges.append((token, 1))
-    return ranges

@@ -10,7 +10,7 @@ not book are looked up in PostgreSQL, in batches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 from uuid import UUID
@@ -22,11 +22,11 @@ from rota.infra.nats.bus import CoreMessage
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.model.errors import InvalidInput, Unavailable
-from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, TokenRange, WorkerLiveness, decode
+from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode
+from rota.model.token_ranges import TokenRange, merge_ranges, span_columns, split_ranges
 from rota.placement import metrics
 from rota.placement.registry import WorkerRegistry
 from rota.placement.requirements import Resources
-from rota.placement.worker_allocations import merge_ranges
 
 log = structlog.get_logger(__name__)
 
@@ -114,25 +114,9 @@ class HeartbeatConsumer:
     ) -> dict[UUID, list[tuple[TokenRange, Resources]]]:
         """Bookings by worker; a worker that lists a token booked elsewhere does not own it."""
         found: dict[UUID, list[tuple[TokenRange, Resources]]] = {}
-        for batch in lookup_batches(ranges):
-            rows = await database.rows(BOOKED, [first for first, _ in batch], [first + n - 1 for first, n in batch])
+        for batch in split_ranges(ranges, LOOKUP_TOKENS_MAX):
+            rows = await database.rows(BOOKED, *span_columns(batch))
             for row in rows:
                 need = Resources(row["cores"], row["gpus"], row["memory_mb"])
                 found.setdefault(row["worker"], []).append(((row["token"], 1), need))
         return found
-
-
-def lookup_batches(ranges: Iterable[TokenRange]) -> Iterator[list[TokenRange]]:
-    """Ranges in order, split into batches of at most `LOOKUP_TOKENS_MAX` tokens."""
-    batch: list[TokenRange] = []
-    free = LOOKUP_TOKENS_MAX
-    for first, n in ranges:
-        while n > 0:
-            taken = min(n, free)
-            batch.append((first, taken))
-            first, n, free = first + taken, n - taken, free - taken
-            if not free:
-                yield batch
-                batch, free = [], LOOKUP_TOKENS_MAX
-    if batch:
-        yield batch

@@ -30,9 +30,10 @@ from uuid import UUID
 
 from rota.infra.clock import Clock, SystemClock
 from rota.model.ids import PoolId
-from rota.model.protocol import Heartbeat, TokenRange
+from rota.model.protocol import Heartbeat
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import RoutingSettings
+from rota.model.token_ranges import TokenRange
 from rota.placement import metrics
 from rota.placement.explain import eligible_pools, explain
 from rota.placement.plan import CapacityReservation, PlacementExplanation, PlacementPlan, WorkerShare

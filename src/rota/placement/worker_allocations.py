@@ -6,10 +6,10 @@ The totals always equal the sum over the ranges: adding an existing token or rem
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rota.model.protocol import TokenRange
+from rota.model.token_ranges import TokenRange, subtract_ranges
 from rota.placement.requirements import Resources
 
 ABSENT_HEARTBEATS_MAX: Final = 2
@@ -110,45 +110,3 @@ class WorkerAllocations:
         self.cores += n * need.cores
         self.gpus += n * need.gpus
         self.memory_mb += n * need.memory_mb
-
-
-def subtract_ranges(ranges: Iterable[TokenRange], others: Iterable[TokenRange]) -> list[TokenRange]:
-    """Tokens of `ranges` that are not in `others`; both sorted and without overlaps."""
-    result: list[TokenRange] = []
-    rest = iter(others)
-    low, high = _next_bounds(rest)
-    for first, n in ranges:
-        end = first + n
-        while high is not None and high <= first:
-            low, high = _next_bounds(rest)
-        while high is not None and low < end:
-            if first < low:
-                result.append((first, low - first))
-            first = max(first, high)
-            if high > end:
-                break
-            low, high = _next_bounds(rest)
-        if first < end:
-            result.append((first, end - first))
-    return result
-
-
-def intersect_ranges(ranges: Sequence[TokenRange], others: Sequence[TokenRange]) -> list[TokenRange]:
-    return subtract_ranges(ranges, subtract_ranges(ranges, others))
-
-
-def merge_ranges(ranges: Iterable[TokenRange]) -> list[TokenRange]:
-    """Sorted, and merged where they touch or overlap."""
-    merged: list[TokenRange] = []
-    for first, n in sorted(ranges):
-        if merged and first <= merged[-1][0] + merged[-1][1]:
-            start, before = merged[-1]
-            merged[-1] = (start, max(before, first + n - start))
-        else:
-            merged.append((first, n))
-    return merged
-
-
-def _next_bounds(rest: Iterator[TokenRange]) -> tuple[int, int | None]:
-    each = next(rest, None)
-    return (0, None) if each is None else (each[0], each[0] + each[1])

@@ -9,11 +9,12 @@ from uuid import UUID
 
 from rota.model.errors import InvalidInput
 from rota.model.jobs.work import TASK_CAPABILITY_PREFIX
-from rota.model.protocol import Heartbeat, TokenRange
+from rota.model.protocol import Heartbeat
 from rota.model.settings.lifecycle import RoutingSettings
+from rota.model.token_ranges import TokenRange, count_tokens, intersect_ranges, merge_ranges, subtract_ranges
 from rota.placement.requirements import CONSTRAINT_PREFIX, PlacementRequirements, Resources, normalize_capabilities
 from rota.placement.scoring import WorkerLoad, overload_reason
-from rota.placement.worker_allocations import WorkerAllocations, intersect_ranges, merge_ranges, subtract_ranges
+from rota.placement.worker_allocations import WorkerAllocations
 
 UNLIMITED_FRAMES: Final = 1_000_000
 """The capacity of a worker without a slot limit, for frames that need no resources."""
@@ -239,10 +240,6 @@ class WorkerInfo:
         self.peak_gpus = self.booked.gpus
 
 
-def count_tokens(ranges: list[TokenRange]) -> int:
-    return sum(n for _, n in ranges) if ranges else 0
-
-
 def clamp_percent(value: float) -> float:
     return min(100.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
@@ -252,7 +249,7 @@ def validate_heartbeat(beat: Heartbeat) -> Heartbeat:
     if min(beat.number, beat.slots, beat.cores, beat.gpus, beat.memory_mb) < 0:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} holds a negative number: update the worker.")
     invalid = any(n < 1 or not 0 <= first <= TOKEN_END - n for first, n in beat.held)
-    if invalid or sum(n for _, n in beat.held) > LISTED_FRAMES_MAX:
+    if invalid or count_tokens(beat.held) > LISTED_FRAMES_MAX:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} lists impossible tokens: update the worker.")
     return beat
 

@@ -67,7 +67,10 @@ def check_tokens(tokens: Iterable[int]) -> list[int] | range:
 
 
 def _token_ranges(tokens: Iterable[int]) -> Iterable[tuple[int, int]]:
-    """First and last of consecutive tokens of one claim."""
+    """First and last of consecutive tokens of one claim.
+
+    Not `to_spans`: a range is cut at claims, and single tokens are cheaper to set one by one than to group first.
+    """
     if isinstance(tokens, range):
         for first in range(tokens.start - tokens.start % CLAIM_MAX, tokens.stop if tokens else 0, CLAIM_MAX):
             yield max(first, tokens.start), min(first + CLAIM_MAX, tokens.stop) - 1

@@ -30,8 +30,9 @@ from rota.model.jobs.frame_ranges import FrameSet
 from rota.model.jobs.submission import decode_details
 from rota.model.jobs.validation import ValidatedLayer, ValidatedSubmission
 from rota.model.jobs.work import Work
-from rota.model.protocol import AttemptResult, AttemptStatus, to_ranges
+from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.reasons import Reason
+from rota.model.token_ranges import to_ranges
 from rota.sdk.context import CURRENT_CONTEXT, Context
 from rota.sdk.task import Task
 from rota.worker import outcomes

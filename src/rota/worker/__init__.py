@@ -8,7 +8,7 @@ Frames need NATS only; a worker has no PostgreSQL or Redis credentials. Agents d
 
 Invariants:
 - every heartbeat lists an accepted token until its result is stored (`frame_table`, `result_reporter`);
-- a token runs at most once per session, however often its assignment is redelivered (`token_ranges`);
+- a token runs at most once per session, however often its assignment is redelivered (`token_deduplicator`);
 - a frame's end is reported once (`frame_table`); the server's fence refuses reports of an expired session;
 - capacity is checked here: a frame that does not fit is refused, even if a server booked it (`capacity`).
 
@@ -16,7 +16,7 @@ Invariants:
 |---|---|
 | `worker`, `session` | registration, and the time between two registrations |
 | `config`, `registration_info`, `host_metrics` | configuration, advertised resources, measured load |
-| `frames`, `frame_table`, `capacity`, `token_ranges` | state of accepted frames |
+| `frames`, `frame_table`, `capacity`, `token_deduplicator` | state of accepted frames |
 | `heartbeat`, `result_reporter`, `progress_reporter`, `outcomes`, `tracing` | messages to the servers |
 | `runners/` | execution: event loop, processes, commands |
 | `data/` | inputs, results, artifacts, logs |

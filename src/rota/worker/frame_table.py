@@ -19,14 +19,15 @@ from typing import Any, Final
 import structlog
 
 from rota.infra.telemetry import metrics
-from rota.model.protocol import AssignedRange, Assignment, AttemptResult, AttemptStatus, TokenRange
+from rota.model.protocol import AssignedRange, Assignment, AttemptResult, AttemptStatus
+from rota.model.token_ranges import TokenRange, intersect_range, tokens_in_range
 from rota.sdk.task import Task
 from rota.worker.capacity import WorkerCapacity
 from rota.worker.data.artifacts import FrameArtifacts
 from rota.worker.frames import AssignedBatch, RunningFrame, StopReason
 from rota.worker.progress_reporter import ProgressReporter
 from rota.worker.result_reporter import ResultReporter
-from rota.worker.token_ranges import TokenDeduplicator, intersect_range
+from rota.worker.token_deduplicator import TokenDeduplicator
 
 log = structlog.get_logger(__name__)
 FRAMES_REFUSED = metrics.counter(
@@ -181,7 +182,7 @@ class FrameTable:
             self.end(frame, None)
 
     def _running_in(self, token_range: TokenRange) -> list[RunningFrame]:
-        tokens = range(token_range[0], token_range[0] + token_range[1])
+        tokens = tokens_in_range(token_range)
         if len(tokens) > len(self.running):
             return [frame for token, frame in self.running.items() if token in tokens]
         return [self.running[token] for token in tokens if token in self.running]
@@ -213,7 +214,7 @@ class FrameTable:
 
     def _refuse(self, token_range: TokenRange, code: str, reason: str) -> None:
         FRAMES_REFUSED.labels(code).inc(token_range[1])
-        for token in range(token_range[0], token_range[0] + token_range[1]):
+        for token in tokens_in_range(token_range):
             self.result_reporter.add_end(AttemptResult(token, AttemptStatus.REFUSED, code=code, error=reason))
 
     def _drop(self, batch: AssignedBatch, token: int, stop: StopReason) -> None:

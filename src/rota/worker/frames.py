@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from rota.model.jobs.work import Work
-from rota.model.protocol import AssignedRange, AttemptStatus, TokenRange
+from rota.model.protocol import AssignedRange, AttemptStatus
+from rota.model.token_ranges import TokenRange
 from rota.sdk.task import Task
 from rota.worker.tracing import BatchSpan
 

@@ -15,7 +15,8 @@ import structlog
 
 from rota.infra.nats import Bus
 from rota.model.errors import NatsUnavailable
-from rota.model.protocol import LOG_SUBJECT, PROGRESS_SUBJECT, LogChunk, Progress, encode, to_ranges
+from rota.model.protocol import LOG_SUBJECT, PROGRESS_SUBJECT, LogChunk, Progress, encode
+from rota.model.token_ranges import to_ranges
 from rota.worker.data.log_capture import LogCapture, Stream
 
 log = structlog.get_logger(__name__)

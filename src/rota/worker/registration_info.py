@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from rota.model.jobs.work import TASK_CAPABILITY_PREFIX
-from rota.model.protocol import Heartbeat, Register, TokenRange
+from rota.model.protocol import Heartbeat, Register
+from rota.model.token_ranges import TokenRange
 
 
 class HostLoad(msgspec.Struct, frozen=True):

@@ -31,7 +31,8 @@ from rota.infra.nats import Bus, BusMessage, PublishOutcome, PublishReceipt
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.errors import NatsUnavailable
-from rota.model.protocol import RESULT_SUBJECT, AttemptResult, AttemptStatus, Report, TokenRange, encode
+from rota.model.protocol import RESULT_SUBJECT, AttemptResult, AttemptStatus, Report, encode
+from rota.model.token_ranges import TokenRange, count_tokens
 
 log = structlog.get_logger(__name__)
 FRAMES_REPORTED = metrics.counter(
@@ -69,6 +70,7 @@ class ResultReporter:
     def add_succeeded(self, first: int, n: int, took_s: float) -> None:
         """Adds frames that succeeded without a result."""
         ranges = self._done
+        # Extended in place: most frames end in the order of their tokens, and merging later would sort them all.
         if ranges and ranges[-1][0] + ranges[-1][1] == first:
             ranges[-1] = (ranges[-1][0], ranges[-1][1] + n)
         else:
@@ -152,7 +154,7 @@ class ResultReporter:
         else:
             self.reported = receipt.stream_seq
         self._in_flight = ()
-        self._count -= sum(n for _, n in report.done) + len(report.ends)
+        self._count -= count_tokens(report.done) + len(report.ends)
         self._bytes -= sum(map(_estimated_bytes, report.ends))
         _count_reported(report)
         async with self._backlog_changed:
@@ -171,7 +173,7 @@ class ResultReporter:
                 if receipt.outcome is not PublishOutcome.UNSETTLED:
                     return receipt
             if streak == 1:
-                log.warning("report_publish_retrying", frames=sum(n for _, n in report.done) + len(report.ends))
+                log.warning("report_publish_retrying", frames=count_tokens(report.done) + len(report.ends))
             pause_s = PUBLISH_BACKOFF.pause_s(streak, _jitter())
             await (asyncio.sleep(pause_s) if self._bus.connected else self._bus.until_connected(pause_s))
         raise AssertionError("endless")
@@ -197,7 +199,7 @@ class ResultReporter:
     async def _publish_or_drop(self, report: Report, reason: str) -> None:
         receipt = await self._publish(report)
         if receipt.outcome is PublishOutcome.REJECTED:
-            ENDS_DROPPED.inc(len(report.ends) + sum(n for _, n in report.done))
+            ENDS_DROPPED.inc(len(report.ends) + count_tokens(report.done))
             log.critical("report_dropped", reason=reason, frames=len(report.ends))
         else:
             self.reported = receipt.stream_seq
@@ -209,6 +211,6 @@ def _estimated_bytes(end: AttemptResult) -> int:
 
 def _count_reported(report: Report) -> None:
     if report.done:
-        FRAMES_REPORTED.labels(AttemptStatus.SUCCEEDED.value).inc(sum(n for _, n in report.done))
+        FRAMES_REPORTED.labels(AttemptStatus.SUCCEEDED.value).inc(count_tokens(report.done))
     for end in report.ends:
         FRAMES_REPORTED.labels(end.status.value).inc()

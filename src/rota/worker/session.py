@@ -34,10 +34,10 @@ from rota.model.protocol import (
     CancelFrames,
     Heartbeat,
     Registered,
-    TokenRange,
     decode,
     encode,
 )
+from rota.model.token_ranges import TokenRange, count_tokens, merge_ranges
 from rota.worker.capacity import WorkerCapacity
 from rota.worker.config import WorkerConfig
 from rota.worker.data.artifacts import FrameArtifacts
@@ -52,7 +52,6 @@ from rota.worker.result_reporter import ResultReporter
 from rota.worker.runners.async_runner import AsyncRunner
 from rota.worker.runners.command_runner import CommandRunner
 from rota.worker.runners.process_pool import TaskProcessPool
-from rota.worker.token_ranges import merge_ranges
 
 log = structlog.get_logger(__name__)
 SESSIONS_LOST = metrics.counter(
@@ -160,7 +159,7 @@ class WorkerSession:
             detail="a server declared it lost"
             if reason == "told"
             else f"no server confirmed it for {self._registration.lease_s:g} s",
-            frames=sum(n for _, n in merge_ranges(self._frame_table.active_tokens())),
+            frames=count_tokens(merge_ranges(self._frame_table.active_tokens())),
         )
         self._frame_table.stop_all_now(WORKER_STOPPING)
         return False
@@ -177,9 +176,7 @@ class WorkerSession:
                     await self._frame_table.emptied.wait()
         self._frame_table.stop_all_now(WORKER_STOPPING)
         if not await self._result_reporter.wait_until_stored(FLUSH_TIMEOUT_S):
-            log.warning(
-                "reports_lost", frames=sum(n for _, n in merge_ranges(self._result_reporter.unconfirmed_tokens()))
-            )
+            log.warning("reports_lost", frames=count_tokens(merge_ranges(self._result_reporter.unconfirmed_tokens())))
         await self._send_final_heartbeat()
 
     async def _abort(self) -> None:

@@ -9,7 +9,7 @@ from rota.accounting.service import AccountingService
 from rota.infra.service import Lifecycle
 from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, encode
 from rota.placement import Resources, metrics, requirements_of
-from rota.placement.heartbeat_consumer import LOOKUP_TOKENS_MAX, HeartbeatConsumer, lookup_batches
+from rota.placement.heartbeat_consumer import HeartbeatConsumer
 from tests.contract.ledger_suite import sql
 from tests.integration.accounting.accounting_support import ShowQuota
 from tests.integration.infra.nats_support import buses
@@ -104,17 +104,6 @@ async def test_without_a_database_each_unknown_frame_takes_one_slot(bus):
     async with consuming(bus) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat(held=[(100, 2)]))
         await until(lambda: fleet.registry.fitting_frames(FRAME) == 8, what="the unknown frames")
-
-
-def test_lookups_are_split_into_bounded_batches():
-    runs = [(0, 10), (100, 2 * LOOKUP_TOKENS_MAX), (99_999, 1)]
-    found = list(lookup_batches(runs))
-    assert all(sum(n for _, n in batch) <= LOOKUP_TOKENS_MAX for batch in found)
-    assert sum(n for batch in found for _, n in batch) == 2 * LOOKUP_TOKENS_MAX + 11
-    assert {token for batch in found for first, n in batch for token in range(first, first + n)} == {
-        token for first, n in runs for token in range(first, first + n)
-    }
-    assert list(lookup_batches([])) == []
 
 
 def test_workers_are_counted_by_pool_and_state():

@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from rota.model.protocol import AssignedRange, Assignment, AttemptStatus, encode
+from rota.model.token_ranges import merge_ranges
 from rota.worker.data.blob_store import FileStore
-from rota.worker.token_ranges import merge_ranges
 from tests.integration.worker.worker_support import serving, task, workers
 from tests.support.waiting import until
 

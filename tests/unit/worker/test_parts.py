@@ -1,7 +1,6 @@
-"""Worker modules without I/O: token ranges, capacity, log capture, inputs, the environment of a frame."""
+"""Worker modules without I/O: received tokens, capacity, log capture, inputs, the environment of a frame."""
 
 import os
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -12,7 +11,8 @@ from rota.model.errors import BlobCorrupted, BlobMissing, InvalidInput
 from rota.model.jobs.work import FRAME_ENV, Work
 from rota.model.settings import Settings
 from rota.model.settings.resolve import resolve
-from rota.worker import host_metrics, token_ranges
+from rota.model.token_ranges import iterate_tokens
+from rota.worker import host_metrics, token_deduplicator
 from rota.worker.capacity import WorkerCapacity
 from rota.worker.data.blob_store import FileStore
 from rota.worker.data.log_capture import LogCapture
@@ -28,43 +28,27 @@ from rota.worker.runners.ipc import (
     pack_task_message,
 )
 from rota.worker.runners.os_process import describe_exit
-from rota.worker.token_ranges import TokenDeduplicator, intersect_range, merge_ranges
+from rota.worker.token_deduplicator import TokenDeduplicator
 
 range_lists = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
-
-
-def tokens(found):
-    return [token for first, n in found for token in range(first, first + n)]
-
-
-@given(range_lists)
-def test_merged_ranges_have_the_same_tokens_once_in_the_fewest_ranges(ranges):
-    found = merge_ranges(ranges)
-    assert tokens(found) == sorted(set(tokens(ranges)))
-    assert all(first + n < after for (first, n), (after, _) in pairwise(found))
 
 
 @given(range_lists)
 def test_token_taken_once_is_never_new_again(ranges):
     seen, known = TokenDeduplicator(), set()
     for first, n in ranges:
-        fresh = tokens(seen.take_new(first, n))
+        fresh = list(iterate_tokens(seen.take_new(first, n)))
         assert fresh == [token for token in range(first, first + n) if token not in known]
         known.update(fresh)
 
 
 def test_oldest_token_ranges_are_forgotten_first(monkeypatch):
-    monkeypatch.setattr(token_ranges, "RANGES_MAX", 2)
+    monkeypatch.setattr(token_deduplicator, "RANGES_MAX", 2)
     seen = TokenDeduplicator()
     for first in (10, 20, 30):
         assert seen.take_new(first, 1)
     assert seen.take_new(30, 1) == seen.take_new(20, 1) == []
     assert seen.take_new(10, 1) == [(10, 1)]
-
-
-def test_intersect_range_returns_the_tokens_between_two_bounds():
-    assert list(intersect_range((5, 10), 7, 9)) == [7, 8]
-    assert list(intersect_range((5, 2), 9, 12)) == []
 
 
 def test_capacity_is_limited_by_the_scarcest_resource():

@@ -29,7 +29,7 @@ import msgspec
 import structlog
 
 from rota.accounting import allocations
-from rota.accounting.ledger import BATCH_MAX, NIL_UUID, TOKEN_END, BookingGroup, Charge, token_ranges
+from rota.accounting.ledger import BATCH_MAX, NIL_UUID, TOKEN_END, BookingGroup, Charge
 from rota.accounting.live import reader as live_reader
 from rota.accounting.live import script_args
 from rota.infra import failpoints
@@ -37,6 +37,7 @@ from rota.infra.redis import script
 from rota.infra.telemetry import metrics
 from rota.model.ids import ShowId
 from rota.model.quota import Level
+from rota.model.token_ranges import to_spans
 
 if TYPE_CHECKING:
     from rota.accounting.live.ledger import LiveLedger
@@ -246,7 +247,7 @@ class _ShowReconciler:
         counted again.
         """
         held = await live_reader.charge_numbers(self.ledger.client, self.keys, missing)
-        for first, last in token_ranges([token for token in missing if token not in held]):
+        for first, last in to_spans([token for token in missing if token not in held]):
             for start in range(first, last + 1, ROWS_PER_READ):
                 groups = await self._groups_of_rows(start, min(start + ROWS_PER_READ - 1, last))
                 for chunk in live_reader.chunked(groups, GROUPS_PER_CALL):

@@ -12,10 +12,11 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting.ledger import BookingBatch, BookingGroup, Charge, token_ranges
+from rota.accounting.ledger import BookingBatch, BookingGroup, Charge
 from rota.infra.redis import ShowRedisKeys
 from rota.model.ids import DeptId, FolderId, JobId, LayerId, PoolId
 from rota.model.quota import LEVELS, Level
+from rota.model.token_ranges import to_spans
 from rota.model.units import Centicores
 
 SPAN_BITS: Final = 7
@@ -68,7 +69,7 @@ def pack_arguments(keys: ShowRedisKeys, groups: BookingBatch, must_know: Sequenc
 def _pack_ranges(tokens: Sequence[int], buckets: dict[int, None]) -> list[int]:
     """First and last token of each range, flattened; adds the buckets of the tokens to `buckets`."""
     spans: list[int] = []
-    for first, last in token_ranges(tokens):
+    for first, last in to_spans(tokens):
         spans += (first, last)
         for bucket in range(first >> SPAN_BITS, (last >> SPAN_BITS) + 1):
             buckets[bucket] = None

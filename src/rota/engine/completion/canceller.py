@@ -25,8 +25,9 @@ from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import NatsUnavailable
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
-from rota.model.protocol import CANCEL_SUBJECT, CancelFrames, TokenRange, encode, to_ranges
+from rota.model.protocol import CANCEL_SUBJECT, CancelFrames, encode
 from rota.model.reasons import Reason
+from rota.model.token_ranges import TokenRange, to_ranges
 
 OPEN_LAYERS = query(__package__, "job_open_layers")
 LOCK = query(__package__, "job_lock")
@@ -104,7 +105,7 @@ class JobCanceller:
         for token, layer in rows.items():
             if closed is not None and token not in closed.refused:
                 ended[layer] += 1
-        return to_ranges(list(rows))
+        return to_ranges(rows)
 
     async def _send_cancel(self, tokens: list[TokenRange]) -> None:
         """Best effort: the leader repeats it while a worker holds the frames."""

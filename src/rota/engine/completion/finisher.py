@@ -48,9 +48,10 @@ from rota.model.job_states import JobState
 from rota.model.jobs.work import Work
 from rota.model.policy.constraints import artifact_bytes, budgets_of
 from rota.model.policy.decision import PolicyBudgets, PolicyDecision
-from rota.model.protocol import Artifact, AttemptResult, AttemptStatus, TokenRange, to_ranges
+from rota.model.protocol import Artifact, AttemptResult, AttemptStatus
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import SchedulerSettings
+from rota.model.token_ranges import TokenRange, count_tokens, expand_ranges, span_columns, to_ranges
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Claim, FrameFailure, Queue
 from rota.queue.failed import FailedFilter
@@ -154,7 +155,7 @@ class Finisher:
     async def finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int = 0) -> CompletionResult:
         """End frames of one worker that succeeded without output."""
         failpoints.hit("finish.before_success")
-        with self._report_unknown_commit(lambda: _expand_ranges(sorted(runs))):
+        with self._report_unknown_commit(lambda: expand_ranges(sorted(runs))):
             result = await self._write_successes(worker, runs, took_ms)
             failpoints.after_send("finish.success")
         await self.after_commit(result)
@@ -226,15 +227,13 @@ class Finisher:
             if not remaining:
                 return result
             ranges = sorted(remaining)
-            tokens = _expand_ranges(ranges)
-            ids, masks = masks_of(tokens)
-            firsts, lasts = [first for first, _ in ranges], [first + n - 1 for first, n in ranges]
-            rows = await self.database.rows(SUCCEED, worker, ids, masks, firsts, lasts, took_ms)
+            ids, masks = masks_of(expand_ranges(ranges))
+            rows = await self.database.rows(SUCCEED, worker, ids, masks, *span_columns(ranges), took_ms)
             if not rows or rows[0]["what"] != "not_held":
                 _read_success_rows(rows, result)
                 return result
             booked = sorted(rows[0]["tokens"])
-            result.late += sum(n for _, n in remaining) - len(booked)
+            result.late += count_tokens(remaining) - len(booked)
             remaining = to_ranges(booked)
         return result
 
@@ -403,7 +402,7 @@ class Finisher:
             by_show[frame.show].append(token)
         for show in sorted(by_show):
             result.released[show] = await allocations.delete(tx, show, by_show[show])
-        result.freed = to_ranges(list(frames))
+        result.freed = to_ranges(frames)
 
     async def _store_ends(
         self, tx: Transaction, worker: UUID | None, frames: Mapping[int, EndedAttempt], checked: CheckedFrames
@@ -540,9 +539,3 @@ def _strip_excess_artifacts(frame: EndedAttempt, outcome: AttemptOutcome) -> End
         return frame
     error = "Its artifacts exceed the size limit of its policy: store less, or raise max_artifact_bytes."
     return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
-
-
-def _expand_ranges(ranges: Sequence[TokenRange]) -> Sequence[int]:
-    if len(ranges) == 1:
-        return range(ranges[0][0], ranges[0][0] + ranges[0][1])
-    return [token for first, n in ranges for token in range(first, first + n)]

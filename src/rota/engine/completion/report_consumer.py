@@ -25,7 +25,8 @@ from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.artifacts import ARTIFACTS_MAX, is_artifact_name
 from rota.model.errors import InvalidInput, PostgresUnavailable
-from rota.model.protocol import PROGRESS_SUBJECT, RESULT_SUBJECT, AttemptResult, Progress, Report, TokenRange, decode
+from rota.model.protocol import PROGRESS_SUBJECT, RESULT_SUBJECT, AttemptResult, Progress, Report, decode
+from rota.model.token_ranges import TokenRange, count_tokens, iterate_tokens, split_ranges
 from rota.queue.tokens import BATCH_MAX
 
 JOBS_OF_TOKENS = query(__package__, "jobs_of_tokens")
@@ -89,7 +90,7 @@ class ReportConsumer:
             self._after_commit(worker, await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX]))
 
     def _after_commit(self, worker: UUID, result: CompletionResult) -> None:
-        REPORT_FRAMES.observe(sum(n for _, n in result.freed))
+        REPORT_FRAMES.observe(count_tokens(result.freed))
         self.state_writer.forget(job.job for job in result.finished)
         self._on_completion(worker, result)
 
@@ -132,21 +133,6 @@ class ProgressConsumer:
         self.state_writer.record_running(row["pk_job"] for row in rows)
 
 
-def split_ranges(runs: Sequence[TokenRange], most: int) -> list[list[TokenRange]]:
-    """Ranges in groups of at most `most` tokens; a longer range is split."""
-    groups: list[list[TokenRange]] = []
-    free = 0
-    for first, n in runs:
-        while n > 0:
-            if free == 0:
-                groups.append([])
-                free = most
-            part = min(n, free)
-            groups[-1].append((first, part))
-            first, n, free = first + part, n - part, free - part
-    return groups
-
-
 def _started_tokens(message: CoreMessage) -> Iterator[int]:
     try:
         progress = decode(Progress, message.data)
@@ -154,7 +140,7 @@ def _started_tokens(message: CoreMessage) -> Iterator[int]:
     except InvalidInput:
         INVALID_MESSAGES.labels("progress").inc()
         return iter(())
-    return (token for first, n in progress.started for token in range(first, first + n))
+    return iterate_tokens(progress.started)
 
 
 def _check_report(report: Report) -> None:
@@ -183,7 +169,7 @@ def _is_invalid_end(end: AttemptResult) -> bool:
 def _check_ranges(runs: Sequence[TokenRange]) -> None:
     if any(first < 0 or not 0 < n <= RANGE_TOKENS_MAX or first + n > 2**53 for first, n in runs):
         raise InvalidInput("A report names an invalid token range.")
-    if (frames := sum(n for _, n in runs)) > TOKENS_MAX:
+    if (frames := count_tokens(runs)) > TOKENS_MAX:
         raise InvalidInput(
             f"A report names {frames} frames, more than the limit of {TOKENS_MAX}: send several reports."
         )

@@ -48,9 +48,10 @@ from rota.model.ids import JobId, LayerId, PoolId
 from rota.model.jobs.work import Work
 from rota.model.policy.constraints import apply_constraints
 from rota.model.policy.decision import PolicyDecision
-from rota.model.protocol import JOBS_SUBJECT, AssignedRange, Assignment, AttemptResult, AttemptStatus, encode, to_ranges
+from rota.model.protocol import JOBS_SUBJECT, AssignedRange, Assignment, AttemptResult, AttemptStatus, encode
 from rota.model.quota import Level
 from rota.model.reasons import Reason
+from rota.model.token_ranges import to_ranges
 from rota.model.units import Centicores
 from rota.placement import PlacementPlan, WorkerRegistry
 from rota.policy.decision_store import DecisionStore
@@ -320,7 +321,7 @@ class Assigner:
             claimed_range, runnable = part.claimed_range, part.runnable
             place = works.setdefault(runnable.work, len(works))
             offset = claimed_range.frames.start - claimed_range.tokens.start - runnable.first_frame
-            for token, n in _token_ranges(booked):
+            for token, n in to_ranges(booked):
                 portions.append(
                     AssignedRange(
                         token,
@@ -477,9 +478,3 @@ def _layer_execution(row: Record) -> LayerExecution:
         row["first_frame"],
         row["frame_step"],
     )
-
-
-def _token_ranges(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    if isinstance(tokens, range):
-        return [(tokens.start, len(tokens))]
-    return to_ranges(tokens)

@@ -48,12 +48,11 @@ from rota.model.protocol import (
     AttemptResult,
     AttemptStatus,
     CancelFrames,
-    TokenRange,
     WorkerLiveness,
     encode,
-    to_ranges,
 )
 from rota.model.settings.lifecycle import ReconcilerSettings
+from rota.model.token_ranges import TokenRange, to_ranges
 from rota.placement import WorkerRegistry
 
 LIVE_WORKERS = query(__package__, "workers_up")

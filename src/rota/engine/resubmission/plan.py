@@ -13,7 +13,7 @@ from rota.model.errors import InvalidInput
 from rota.model.jobs.frame_ranges import FrameSet
 from rota.model.jobs.submission import SubmissionDetails, decode_details, encode_details
 from rota.model.jobs.validation import PlacementSpec, ResourceCaps, ValidatedLayer, ValidatedSubmission
-from rota.model.protocol import to_ranges
+from rota.model.token_ranges import to_ranges
 
 RETRY_OF: Final = "retry_of"
 FramesByLayer = dict[UUID, dict[int, bytes | None]]

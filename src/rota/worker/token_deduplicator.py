@@ -1,36 +1,19 @@
-"""Ranges of consecutive tokens: merge, intersect, deduplicate. No I/O."""
+"""Tokens that a session has received, so that a redelivered assignment does not run again. No I/O."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 
-from rota.model.protocol import TokenRange
+from rota.model.token_ranges import TokenRange
 
 RANGES_MAX = 10_000
-
-
-def merge_ranges(ranges: Iterable[TokenRange]) -> list[TokenRange]:
-    """The same tokens as the fewest ranges, sorted; the input may overlap."""
-    merged: list[TokenRange] = []
-    for first, n in sorted(ranges):
-        if merged and first <= merged[-1][0] + merged[-1][1]:
-            start = merged[-1][0]
-            merged[-1] = (start, max(merged[-1][1], first + n - start))
-        else:
-            merged.append((first, n))
-    return merged
-
-
-def intersect_range(token_range: TokenRange, first: int, end: int) -> range:
-    """Tokens of `token_range` in [first, end)."""
-    return range(max(token_range[0], first), min(token_range[0] + token_range[1], end))
 
 
 class TokenDeduplicator:
     """Tokens received in this session. A message may be redelivered long after its frames have ended.
 
     Stores at most `RANGES_MAX` ranges; the lowest tokens are the oldest and are dropped first.
+    Ranges are two sorted columns here, so that a lookup is a bisection.
     """
 
     def __init__(self) -> None:
