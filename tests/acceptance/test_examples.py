@@ -162,6 +162,7 @@ async def test_submit_file_rejects_invalid_files_and_extra_options(farm, cli, tm
         "list.yaml": ("- a", "is not a submission"),
         "unknown.yaml": ("layres: []", "not a valid submission: Object"),
         "odd.yaml": (f"layers: [{{task: a, input: {2**70}}}]", "is not a valid submission"),
+        "octal.yaml": ("layers:\n  - task: a\n    cores: 010", "octal.yaml:3: 010 is ambiguous"),
         "empty.json": ('{"layers": []}', "at least one layer"),
     }
     for name, (text, message) in cases.items():

@@ -2,31 +2,36 @@
 
 The file is the one named by --config or else ROTA_CONFIG, otherwise ./rota.yaml if it exists. It is read once,
 completely, and not watched. It may use mappings of plain values: lists, aliases and tags are rejected with their line,
-so a file cannot expand or run code. Parser errors never quote values, because one of them may be a secret.
+so a file cannot expand or run code.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
+from rota.infra.yaml_reader import (
+    ListNode,
+    MappingNode,
+    ScalarNode,
+    YamlFormat,
+    YamlNode,
+    decode_text,
+    is_null,
+    parse_yaml,
+    read_prefix,
+)
 from rota.model.errors import InvalidSetting
 from rota.model.settings import LoadedSettings, SettingsFileEntry, UnsupportedValue, resolve
 from rota.model.settings.names import CONFIG_ENV
-
-if TYPE_CHECKING:
-    from yaml.events import Event
 
 __all__ = ["LoadedSettings", "load", "parse"]
 
 FILE_NAME: Final = "rota.yaml"
 FILE_BYTES_MAX: Final = 256 * 1024
-_DEPTH_MAX: Final = 16
-_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_FORMAT: Final = YamlFormat(error=InvalidSetting, bytes_max=FILE_BYTES_MAX, too_deep="this is nested too deeply")
 
 
 def load(
@@ -41,17 +46,13 @@ def load(
 
 def parse(text: str, file: str) -> tuple[SettingsFileEntry, ...]:
     """The entries in the text of a settings file, with line numbers."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        return _SettingsReader(yaml.parse(text, Loader=loader), file).document()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise InvalidSetting(f"{file}:{line}: this is not YAML: {_without_values(error.problem)}.") from None
-    except yaml.YAMLError:
-        raise InvalidSetting(f"{file}: this is not YAML: it contains characters that are not allowed.") from None
+    node = parse_yaml(text, file, _FORMAT)
+    if node is None or is_null(node):
+        return ()
+    if not isinstance(node, MappingNode):
+        sentence = "a settings file contains sections such as `redis:` with settings below them."
+        raise _FORMAT.error_at(file, node.line, sentence)
+    return _entries(node)
 
 
 def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path) -> Path | None:
@@ -69,92 +70,23 @@ def _find_file(config: Path | None, environ: Mapping[str, str], directory: Path)
 
 def _read_text(path: Path) -> str:
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")  # noqa: TRY301  raised like the others
-        with path.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
+        content = read_prefix(path, _FORMAT)
     except OSError as error:
         raise InvalidSetting(
             f"The settings file {path} cannot be read ({error.strerror}): correct --config, {CONFIG_ENV} or the file."
         ) from error
-    if len(content) > FILE_BYTES_MAX:
-        raise InvalidSetting(
-            f"The settings file {path} is larger than {FILE_BYTES_MAX // 1024} KiB: is it the right one?"
-        )
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise InvalidSetting(f"{path}:{line}: this is not UTF-8: save the file as UTF-8.") from None
+    return decode_text(content, str(path), _FORMAT)
 
 
-class _SettingsReader:
-    """Converts the parser's events to entries; stops at the first error."""
-
-    def __init__(self, events: Iterator[Event], file: str) -> None:
-        self.events = events
-        self.file = file
-
-    def document(self) -> tuple[SettingsFileEntry, ...]:
-        from yaml.events import DocumentStartEvent, StreamEndEvent
-
-        next(self.events)
-        if isinstance(next(self.events), StreamEndEvent):
-            return ()
-        first = next(self.events)
-        value = self._value(first, 0)
-        next(self.events)
-        if isinstance(after := next(self.events), DocumentStartEvent):
-            raise self._error(after, "a second document begins here: keep one of them")
-        if value is None:
-            return ()
-        if not isinstance(value, tuple):
-            raise self._error(first, "a settings file contains sections such as `redis:` with settings below them")
-        return value
-
-    def _value(self, event: Event, depth: int) -> str | tuple[SettingsFileEntry, ...] | UnsupportedValue | None:
-        from yaml.events import AliasEvent, MappingStartEvent, ScalarEvent, SequenceStartEvent
-
-        if depth > _DEPTH_MAX:
-            raise self._error(event, "this is nested too deeply")
-        if isinstance(event, AliasEvent):
-            return UnsupportedValue("an alias")
-        tagged = getattr(event, "tag", None) is not None
-        if isinstance(event, ScalarEvent):
-            if tagged:
-                return UnsupportedValue("a value with a tag")
-            return None if event.implicit[0] and event.value in _NULLS else event.value
-        if isinstance(event, SequenceStartEvent):
-            self._skip_list(depth)
-            return UnsupportedValue("a list")
-        assert isinstance(event, MappingStartEvent), f"no value begins with {event}"
-        entries = tuple(self._entries(depth))
-        return UnsupportedValue("a section with a tag") if tagged else entries
-
-    def _entries(self, depth: int) -> Iterator[SettingsFileEntry]:
-        from yaml.events import MappingEndEvent, ScalarEvent
-
-        while not isinstance(key := next(self.events), MappingEndEvent):
-            if not isinstance(key, ScalarEvent):
-                raise self._error(key, "a key must be plain text")
-            yield SettingsFileEntry(key.value, _line(key), self._value(next(self.events), depth + 1))
-
-    def _skip_list(self, depth: int) -> None:
-        from yaml.events import SequenceEndEvent
-
-        while not isinstance(event := next(self.events), SequenceEndEvent):
-            self._value(event, depth + 1)
-
-    def _error(self, event: Event, sentence: str) -> InvalidSetting:
-        return InvalidSetting(f"{self.file}:{_line(event)}: {sentence}.")
+def _entries(node: MappingNode) -> tuple[SettingsFileEntry, ...]:
+    """With duplicate keys: `resolve` reports them, also when they are spelled differently."""
+    return tuple(SettingsFileEntry(key.text, key.line, _value(value)) for key, value in node.pairs)
 
 
-def _line(event: Event) -> int:
-    return event.start_mark.line + 1 if event.start_mark else 1
-
-
-def _without_values(problem: str | None) -> str:
-    """The parser's message without quotations from the file longer than a character or an escape."""
-    return re.sub(
-        r"(['\"])(.*?)\1", lambda quoted: quoted[0] if len(quoted[2]) <= 2 else "'...'", problem or "unreadable"
-    )
+def _value(node: YamlNode) -> str | tuple[SettingsFileEntry, ...] | UnsupportedValue | None:
+    if isinstance(node, MappingNode):
+        return _entries(node)
+    if isinstance(node, ScalarNode):
+        return None if is_null(node) else node.text
+    assert isinstance(node, ListNode), f"{node} is no node of YAML"
+    return UnsupportedValue("a list")

@@ -1,4 +1,4 @@
-"""YAML with line numbers, for files in which mistakes must be rejected and not ignored.
+"""YAML with line numbers: the only reader of files that people write, in which mistakes are rejected and not ignored.
 
     reader = YamlReader("policy.yaml")
     for key, value in reader.pairs(parse_yaml(text, "policy.yaml"), "the file"):
@@ -7,12 +7,14 @@
 
 The supported subset is mappings, lists and scalars; aliases and tags are rejected, so a file cannot expand or run code,
 and depth and size are bounded before anything is stored. Errors have the form `file:line: sentence.`; the first is
-raised.
+raised. Parser errors never quote values, because one of them may be a secret. `YamlFormat` has the limits and wordings
+that differ between kinds of files.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,8 +36,37 @@ _NULLS: Final = frozenset({"", "~", "null"})
 _FLAGS: Final = {"true": True, "yes": True, "false": False, "no": False}
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})", re.ASCII)
 _REAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}", re.ASCII)
+_ANY_INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,39})", re.ASCII)
+_ANY_REAL: Final = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?=[eE]))|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_NOT_FINITE: Final = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+# Octal, hexadecimal and binary numbers, leading zeros, 1_000, and 12:30, which YAML 1.1 reads as 750.
+_AMBIGUOUS_NUMBER: Final = re.compile(
+    r"[-+]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?::[0-5]?[0-9])*(?:\.[0-9_]*)?)", re.ASCII
+)
+_AMBIGUOUS_WORDS: Final = frozenset({"yes", "no", "on", "off"})
+_ERROR_PATH: Final = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+)`")
 
 T = TypeVar("T")
+
+
+class YamlFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between kinds of files."""
+
+    error: type[InvalidInput] = InvalidInput
+    bytes_max: int = FILE_BYTES_MAX
+    depth_max: int = DEPTH_MAX
+    streams: bool = False
+    """Whether the path may be a pipe or a device, such as /dev/stdin; reading it may block."""
+    not_yaml: str = "this is not YAML"
+    """Begins the sentence about a syntax error."""
+    too_deep: str = "this is nested deeper than {depth_max}"
+
+    def error_at(self, source: str, line: int, sentence: str) -> InvalidInput:
+        return self.error(f"{source}:{line}: {sentence}", file=source, line=line)
+
+
+DEFAULT_FORMAT: Final = YamlFormat()
 
 
 class YamlNode(msgspec.Struct, frozen=True):
@@ -57,68 +88,85 @@ class MappingNode(YamlNode, frozen=True):
     pairs: tuple[tuple[ScalarNode, YamlNode], ...]
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, form: YamlFormat = DEFAULT_FORMAT) -> str:
     """The text of the file; InvalidInput when it cannot be read, is too large, or is not UTF-8."""
-    return decode_text(read_bytes(path), str(path))
+    return decode_text(read_bytes(path, form), str(path), form)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content; at most one byte more than the limit, so that callers detect larger files."""
+def read_bytes(path: Path, form: YamlFormat = DEFAULT_FORMAT) -> bytes:
+    """As `read_prefix`; InvalidInput when the file cannot be read."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is not a file")  # noqa: TRY301  reported like the others
-        with path.open("rb") as stream:
-            return stream.read(FILE_BYTES_MAX + 1)
+        return read_prefix(path, form)
     except OSError as error:
-        raise InvalidInput(
+        raise form.error(
             f"The file {path} cannot be read ({error.strerror}): correct its name or its permissions."
         ) from error
 
 
+def read_prefix(path: Path, form: YamlFormat) -> bytes:
+    """The content; at most one byte more than the limit, so that callers detect larger files. Raises OSError."""
+    if not form.streams and path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    with path.open("rb") as stream:
+        return stream.read(form.bytes_max + 1)
+
+
 def check_text_size(text: str, source: str) -> str:
-    _check_size(text.encode(errors="replace"), source)
+    check_size(text.encode(errors="replace"), source)
     return text
 
 
-def _check_size(content: bytes, source: str) -> None:
-    if len(content) > FILE_BYTES_MAX:
-        line = content[:FILE_BYTES_MAX].count(b"\n") + 1
-        raise error_at_line(source, line, f"the file is larger than {FILE_BYTES_MAX // 1024} KiB: is it the right one?")
+def check_size(content: bytes, source: str, form: YamlFormat = DEFAULT_FORMAT) -> None:
+    if len(content) > form.bytes_max:
+        line = content[: form.bytes_max].count(b"\n") + 1
+        raise form.error_at(source, line, f"the file is larger than {form.bytes_max // 1024} KiB: is it the right one?")
 
 
-def decode_text(content: bytes, source: str) -> str:
-    _check_size(content, source)
+def decode_text(content: bytes, source: str, form: YamlFormat = DEFAULT_FORMAT) -> str:
+    check_size(content, source, form)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise error_at_line(source, line, "this is not UTF-8: save the file as UTF-8.") from None
+        raise form.error_at(source, line, "this is not UTF-8: save the file as UTF-8.") from None
 
 
-def parse_yaml(text: str, source: str) -> YamlNode | None:
+def parse_yaml(text: str, source: str, form: YamlFormat = DEFAULT_FORMAT) -> YamlNode | None:
     """The document in the text; None when it is empty."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _TreeBuilder(yaml.parse(text, Loader=loader), source).document()
+        return _TreeBuilder(yaml.parse(text, Loader=loader), source, form).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise error_at_line(source, mark.line + 1 if mark else 1, f"this is not YAML: {error.problem}.") from None
+        line = mark.line + 1 if mark else 1
+        raise form.error_at(source, line, f"{form.not_yaml}: {_without_values(error.problem)}.") from None
     except yaml.YAMLError:
-        raise error_at_line(source, 1, "this is not YAML: it contains characters that are not allowed.") from None
+        found = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        line = text.count("\n", 0, found.start()) + 1 if found else 1
+        sentence = f"{form.not_yaml}: it contains characters that are not allowed."
+        raise form.error_at(source, line, sentence) from None
+
+
+def _without_values(problem: str | None) -> str:
+    """The parser's message without quotations from the file longer than a character or an escape."""
+    return re.sub(
+        r"(['\"])(.*?)\1", lambda quoted: quoted[0] if len(quoted[2]) <= 2 else "'...'", problem or "unreadable"
+    )
 
 
 def error_at_line(source: str, line: int, sentence: str) -> InvalidInput:
-    return InvalidInput(f"{source}:{line}: {sentence}", file=source, line=line)
+    return DEFAULT_FORMAT.error_at(source, line, sentence)
 
 
 class _TreeBuilder:
     """Builds a tree from the parser's events; stops at the first unsupported one."""
 
-    def __init__(self, events: Iterator[Event], source: str) -> None:
+    def __init__(self, events: Iterator[Event], source: str, form: YamlFormat) -> None:
         self._events = events
         self._source = source
+        self._form = form
 
     def document(self) -> YamlNode | None:
         from yaml.events import DocumentStartEvent, StreamEndEvent
@@ -135,8 +183,8 @@ class _TreeBuilder:
     def _node(self, event: Event, depth: int) -> YamlNode:
         from yaml.events import MappingStartEvent, ScalarEvent, SequenceStartEvent
 
-        if depth > DEPTH_MAX:
-            raise self._error(event, f"this is nested deeper than {DEPTH_MAX}")
+        if depth > self._form.depth_max:
+            raise self._error(event, self._form.too_deep.format(depth_max=self._form.depth_max))
         if getattr(event, "anchor", None) is not None:
             raise self._error(event, "anchors and aliases are not supported: write it out")
         if getattr(event, "tag", None) is not None:
@@ -165,7 +213,7 @@ class _TreeBuilder:
             yield event
 
     def _error(self, event: Event, sentence: str) -> InvalidInput:
-        return error_at_line(self._source, _event_line(event), f"{sentence}.")
+        return self._form.error_at(self._source, _event_line(event), f"{sentence}.")
 
 
 def _event_line(event: Event) -> int:
@@ -255,12 +303,16 @@ class YamlReader:
             raise self.error(node, f"{what} is one of {', '.join(options)}")
         return options[text]
 
-    def to_builtins(self, node: YamlNode) -> object:
-        """The node as JSON-like data."""
+    def to_builtins(self, node: YamlNode, *, strict: bool = False) -> object:
+        """The node as JSON-like data.
+
+        `strict` is for data without a schema. It reads every decimal number, and refuses plain text that some YAML
+        readers take for a number or boolean and others for text, such as 010 and yes.
+        """
         if isinstance(node, MappingNode):
-            return {key: self.to_builtins(value) for key, value in self.pairs(node, "this value")}
+            return {key: self.to_builtins(value, strict=strict) for key, value in self.pairs(node, "this value")}
         if isinstance(node, ListNode):
-            return [self.to_builtins(each) for each in node.items]
+            return [self.to_builtins(each, strict=strict) for each in node.items]
         assert isinstance(node, ScalarNode)
         if node.quoted:
             return node.text
@@ -268,9 +320,37 @@ class YamlReader:
             return None
         if node.text.lower() in ("true", "false"):
             return node.text.lower() == "true"
+        if strict:
+            return self._unambiguous(node)
         if _INTEGER.fullmatch(node.text):
             return int(node.text)
         return float(node.text) if _REAL.fullmatch(node.text) else node.text
+
+    def _unambiguous(self, node: ScalarNode) -> int | float | str:
+        text = node.text
+        if _ANY_INTEGER.fullmatch(text):
+            return int(text)
+        if _ANY_REAL.fullmatch(text):
+            return float(text)
+        if text.lower() in _NOT_FINITE:
+            return _NOT_FINITE[text.lower()]
+        if _AMBIGUOUS_NUMBER.fullmatch(text):
+            raise self.error(
+                node, f"{text[:60]} is ambiguous: write a plain decimal number, or put it in quotes if it is text"
+            )
+        if text.lower() in _AMBIGUOUS_WORDS:
+            raise self.error(node, f"{text} is ambiguous: write true or false, or put it in quotes if it is text")
+        return text
+
+    def locate(self, node: YamlNode, error: msgspec.ValidationError) -> tuple[YamlNode, str]:
+        """The node below `node` that an error of msgspec is about, and the error without its path."""
+        sentence, _, place = str(error).partition(" - at `$")
+        path = [int(number) if number.isdigit() else field for field, number in _ERROR_PATH.findall(place)]
+        at = self.node_at(node, path)
+        unknown = _UNKNOWN_FIELD.search(sentence)
+        if unknown is not None and isinstance(at, MappingNode):
+            at = next((key for key, _ in at.pairs if key.text == unknown[1]), at)
+        return at, sentence.rstrip(".")
 
     @staticmethod
     def node_at(node: YamlNode, path: Iterable[str | int]) -> YamlNode:

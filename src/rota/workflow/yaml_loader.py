@@ -21,9 +21,7 @@ from rota.model.errors import InvalidInput
 from rota.model.workflows.compiler import compile_workflow
 from rota.model.workflows.spec import WorkflowSpec
 
-_PATH = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _STEP: Final = re.compile(r"\b[Ss]teps? ([A-Za-z][\w-]*)")
-_FIELD: Final = re.compile(r"unknown field `(\w+)`")
 
 
 def read(path: Path) -> WorkflowSpec:
@@ -40,23 +38,13 @@ def parse(text: str, source: str = "workflow") -> WorkflowSpec:
     try:
         spec = msgspec.convert(reader.to_builtins(node), WorkflowSpec)
     except msgspec.ValidationError as error:
-        raise reader.error(*_locate_error(reader, node, str(error))) from None
+        at, sentence = reader.locate(node, error)
+        raise reader.error(at, f"{sentence[:1].lower()}{sentence[1:]}") from None
     try:
         compile_workflow(spec)
     except InvalidInput as error:
         raise reader.error(_step_node(reader, node, spec, error.sentence), error.sentence.rstrip(".")) from error
     return spec
-
-
-def _locate_error(reader: YamlReader, node: YamlNode, message: str) -> tuple[YamlNode, str]:
-    """The msgspec error, with the node that it names."""
-    sentence, _, place = message.partition(" - at `$")
-    path = [int(number) if number.isdigit() else field for field, number in _PATH.findall(place)]
-    at = reader.node_at(node, path)
-    named = _FIELD.search(sentence)
-    if named is not None and isinstance(at, MappingNode):
-        at = reader.key_node(at, named[1])
-    return at, f"{sentence[:1].lower()}{sentence[1:]}".rstrip(".")
 
 
 def _step_node(reader: YamlReader, node: YamlNode, spec: WorkflowSpec, sentence: str) -> YamlNode:

@@ -147,6 +147,12 @@ def test_pools_file_is_parsed_in_its_short_and_long_forms():
     assert file.pools["farm"] == PoolSpec(name="farm")
 
 
+def test_pools_file_words_and_numbers_are_read_as_text():
+    file = parse_pools_file("topics: {yes: no, job.010: [on, 010, 12:30]}\npools: {no: {requires: [off, 1e3]}}")
+    assert file.topics == {"yes": ("no",), "job.010": ("on", "010", "12:30")}
+    assert file.pools["no"].provides == ("1e3", "off")
+
+
 def test_pools_file_digest_ignores_comments_and_order():
     one = parse_pools_file("topics: {a: p, b: q}\npools: {p: {}, q: {requires: [x, y]}}")
     other = parse_pools_file("# hello\npools: {q: {requires: [y, X]}, p: }\ntopics: {b: q, a: [p]}")
@@ -162,18 +168,26 @@ def test_pools_file_digest_ignores_comments_and_order():
         ("pools: {p: {status: asleep}}", "this is not a status: use one of active, draining, inactive"),
         ("pools: {p: {requires: gpu}}", "a list is required here"),
         ("pools: {p: {drain_timeout_seconds: 4000}}", "give 1 to 3600"),
+        ("pools:\n  p:\n    drain_timeout_seconds: 010", "f:3: drain_timeout_seconds is a decimal number: give 1"),
+        ("pools:\n  p:\n    drain_timeout_seconds: 0o10", "f:3: drain_timeout_seconds is a decimal number: give 1"),
+        ("pools:\n  p: {status: no}", "f:2: this is not a status"),
         ("pools: {p: {drain_started_at: soon}}", "is not a time"),
         ("topics: {a: []}", "give 1 to 100"),
         ("topics: {a: [p, p]}", "distinct pools"),
         ("topics: {a: {b: c}}", "a text value is required here"),
-        ("topics: {a: p}\ntopics: {b: q}", "f:2: 'topics' occurs twice"),
-        ("topics: {a: p, a: q}", "'a' occurs twice"),
+        ("topics: {a: p}\ntopics: {b: q}", "f:2: 'topics' is given twice"),
+        ("topics:\n  a: p\n  a: q", "f:3: 'a' is given twice"),
+        ("pools:\n  p:\n    status: active\n    status: draining", "f:4: 'status' is given twice"),
         ("topics: {a b: p}", "is not a valid topic"),
         ("topics: [a]", "topics must be a mapping"),
         ("- a", "the file must be a mapping"),
         ("topics: {a: p", "this is not valid YAML"),
+        ("topics: {a: p}\n---\ntopics: {}", "f:2: a second document begins here"),
+        ("topics: " + "[" * 100_000, "f:1: this is nested deeper than 16"),
         ("\x00", "this is not valid YAML"),
-        ("a: &x [*x]", "'a' is not a known key"),
+        ("topics:\n  a: &x [*x]", "f:2: anchors and aliases are not supported"),
+        ("topics:\n  a: [p, *x]", "f:2: anchors and aliases are not supported"),
+        ("topics:\n  a: !!python/name:os.system p", "f:2: tags are not supported"),
     ],
 )
 def test_invalid_pools_file_is_refused_with_its_line(text, message):

@@ -235,7 +235,7 @@ def test_empty_and_unrelated_variables_are_ignored():
         ("listen: {port: }", "listen.port has no value; it must be a whole number"),
         ("listen: {port: [1, {a: b}]}", "listen.port is a list; it must be a whole number"),
         ("listen: {port: {a: 1}}", "listen.port is a section here; it must be a whole number"),
-        ("listen: {port: !!int 80}", "listen.port is a value with a tag; it must be a whole number"),
+        ("listen: {port: !!int 80}", "rota.yaml:1: tags are not supported: put a value that begins with ! in quotes."),
         ("listen: 80", "rota.yaml:1: listen is a section: write its settings below it, indented."),
         ("listen: [80]", "rota.yaml:1: listen is a section: write its settings below it, indented."),
         (

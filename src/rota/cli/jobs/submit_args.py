@@ -1,4 +1,6 @@
-"""Builds a `Submission` from the arguments of `rota submit`. No I/O except importing the app that declares the task.
+"""Builds a `Submission` from the arguments of `rota submit`.
+
+No I/O except reading a submission file and importing the app that declares the task.
 
 An argument of the task is JSON if it parses as JSON, a keyword argument if it is `name=value`, and otherwise text.
 Text that starts like JSON but does not parse is refused.
@@ -14,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from rota.accounting.resources import unknown_name_error
+from rota.infra.yaml_reader import MappingNode, YamlFormat, YamlReader, error_at_line, parse_yaml, read_text
 from rota.model.errors import InvalidInput
 from rota.model.jobs.submission import (
+    SUBMISSION_BYTES_MAX,
     AfterFailed,
     Budget,
     LayerSpec,
@@ -37,6 +40,10 @@ _KEYWORD_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _LIMIT_FIELDS: Final = {"cpu": "cpu_s", "address": "address", "open-files": "open_files", "file-size": "file_size"}
 _JSON_PREFIXES: Final = ("{", "[", '"')
+# Larger and deeper than a valid submission, whose limits have sentences of their own.
+_FILE_FORMAT: Final = YamlFormat(
+    bytes_max=8 * SUBMISSION_BYTES_MAX, depth_max=48, streams=True, not_yaml="this is neither YAML nor JSON"
+)
 
 
 class SubmitArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,21 +111,27 @@ def build_submission(args: SubmitArgs, actor: str, declared: Task[..., Any] | No
 
 
 def _submission_from_file(path: Path, actor: str) -> Submission:
-    try:
-        given = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read ({error.strerror}): name a submission file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())[:300]}.") from error
-    if not isinstance(given, dict):
-        raise InvalidInput(f"{path} is not a submission: write a mapping with fields such as show and layers.")
+    source = str(path)
+    node = parse_yaml(read_text(path, _FILE_FORMAT), source, _FILE_FORMAT)
+    if not isinstance(node, MappingNode):
+        sentence = "this is not a submission: write a mapping with fields such as show and layers."
+        raise error_at_line(source, node.line if node else 1, sentence)
+    reader = YamlReader(source)
+    fields: dict[str, object] = {"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE}
+    for name, value in reader.pairs(node, "a submission"):
+        fields[name] = reader.to_builtins(value, strict=True)
     try:
         # msgpack, because JSON cannot represent some numbers.
-        return decode_submission(
-            msgspec.msgpack.encode({"show": "default", "actor_id": actor, "actor_type": ACTOR_TYPE} | given)
-        )
-    except (TypeError, ValueError, OverflowError) as error:
+        content = msgspec.msgpack.encode(fields)
+    except (ValueError, OverflowError) as error:
         raise InvalidInput(f"{path} is not a valid submission: {error}.") from error
+    try:
+        return decode_submission(content)
+    except InvalidInput as error:
+        if not isinstance(error.__cause__, msgspec.ValidationError):
+            raise
+        at, sentence = reader.locate(node, error.__cause__)
+        raise reader.error(at, f"this is not a valid submission: {sentence}") from error
 
 
 def _layer_fields(args: SubmitArgs, declared: Work | None) -> dict[str, Any]:
