@@ -40,6 +40,11 @@ class Proxy:
             _, stuck = await asyncio.wait(list(self._links), timeout=CLOSE_S)
             assert not stuck, f"connections through the proxy did not end: {stuck}"
 
+    @property
+    def open_count(self):
+        """Number of open connections."""
+        return len(self._links)
+
     def url(self, url):
         """`url` with the address of the target replaced by that of the proxy."""
         host, port = self._target

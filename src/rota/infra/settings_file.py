@@ -88,5 +88,5 @@ def _value(node: YamlNode) -> str | tuple[SettingsFileEntry, ...] | UnsupportedV
         return _entries(node)
     if isinstance(node, ScalarNode):
         return None if is_null(node) else node.text
-    assert isinstance(node, ListNode), f"{node} is no node of YAML"
+    assert isinstance(node, ListNode), f"{node} is not a YAML node"
     return UnsupportedValue("a list")

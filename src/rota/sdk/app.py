@@ -26,6 +26,7 @@ from rota.model.jobs.submission import Submission
 from rota.model.jobs.work import Retries, Work
 from rota.model.units import parse_cores, parse_duration, parse_memory
 from rota.sdk.agent import AgentDefinition, AgentOptions, define_agent
+from rota.sdk.background_loop import run_in_background
 from rota.sdk.job import Job, read_untyped_result
 from rota.sdk.task import Call, CoroutineTask, FunctionTask, Task
 
@@ -208,8 +209,9 @@ class Rota(AdminClient[AsyncMode]):
         return self._transports.current()
 
     async def close(self) -> None:
-        """Closes the running loop's connections; the next call opens new ones."""
+        """Closes the connections of the running loop and of `sync`; the next call opens new ones."""
         await self._transports.close()
+        await run_in_background(self._transports.close)
 
     async def __aenter__(self) -> Self:
         return self

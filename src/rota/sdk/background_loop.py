@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -61,6 +61,14 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()  # the caller was interrupted; otherwise a no-op
         raise
+
+
+async def run_in_background(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run `work` on the background loop, if there is one and it is not the running loop."""
+    loop = _BACKGROUND.loop
+    if loop is None or _BACKGROUND.closed or loop is asyncio.get_running_loop():
+        return
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
 
 
 def is_shutting_down() -> bool:

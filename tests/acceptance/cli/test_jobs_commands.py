@@ -1,5 +1,6 @@
 """Job, worker and pool commands on a running installation."""
 
+import asyncio
 import json
 import os
 import pwd
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from rota.cli.core.exit_codes import ExitCode
+from rota.cli.jobs import logs
 from rota.engine.recovery.retention import POINTERS
 from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStore, BlobStoreTarget
@@ -330,6 +332,27 @@ async def test_job_logs_print_frame_output(farm, cli):
     assert (result.status, result.out, result.err) == (0, "", "No output is stored.\n")
     result = await cli("job logs hello --frame 7")
     assert (result.status, "has no frame 7" in result.err) == (2, True)
+
+
+async def test_job_logs_waits_for_output_that_arrives_after_the_end(farm, cli, monkeypatch):
+    monkeypatch.setattr(logs, "STORED_WITHIN_S", 60)
+    asked = asyncio.Event()
+    loop, read = asyncio.get_running_loop(), logs.LogReader.read
+
+    async def read_and_tell(self, *args, **options):
+        found = await read(self, *args, **options)
+        loop.call_soon_threadsafe(asked.set)
+        return found
+
+    await farm.worker()
+    async with farm.database.transaction() as locked:
+        await locked.run(sql("LOCK TABLE rota.frame_log IN SHARE MODE"))
+        job = await submitted(cli, "-- echo hi")
+        await farm.ended(UUID(job))
+        monkeypatch.setattr(logs.LogReader, "read", read_and_tell)
+        printed = asyncio.create_task(cli.out(f"job logs {job}"))
+        await asked.wait()
+    assert await printed == "hi\n"
 
 
 async def test_retried_attempt_is_not_listed_as_a_result(farm, cli):

@@ -177,7 +177,14 @@ async def test_sync_facade_is_thread_safe(farm, app):
     for thread in threads:
         await asyncio.to_thread(thread.join, 60)
     assert failed == []
-    await asyncio.to_thread(app.sync.close)
+
+
+async def test_close_also_closes_the_connections_of_the_sync_facade(network, key):
+    async with Rota(f"http://127.0.0.1:{network.port}", key=key, show="film") as app:
+        await asyncio.to_thread(app.sync.shows.list)
+        await app.shows.list()
+        assert network.open_count == 2
+    await until(lambda: network.open_count == 0, within_s=2, what="the end of both, before the server ends idle ones")
 
 
 SCRIPT = """

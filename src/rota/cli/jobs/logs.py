@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,6 +26,8 @@ from rota.model.settings import Settings
 
 CHUNKS_MAX: Final = 100_000
 LOG_LAG_MAX_S, POLL_INTERVAL_S = 0.5, 0.1
+STORED_WITHIN_S: Final = 1.0
+"""An ended job without output is asked again until it has been over for this time."""
 
 
 def show_logs(
@@ -41,7 +44,14 @@ def show_logs(
         async with open_jobs(settings) as jobs:
             job = await find_job(jobs, which)
             streams = STREAMS if stream is None else (stream,)
-            return [segment for each in streams for segment in await _read_all(jobs, job, each, frame, layer, attempt)]
+            while True:
+                recent = await _ended_just_now(jobs, job)
+                segments = [
+                    segment for each in streams for segment in await _read_all(jobs, job, each, frame, layer, attempt)
+                ]
+                if segments or not recent:
+                    return segments
+                await asyncio.sleep(POLL_INTERVAL_S)
 
     segments = asyncio.run(done())
     if form.is_data:
@@ -50,6 +60,12 @@ def show_logs(
         write_logs(segments)
     else:
         output.print_stderr("No output is stored.")
+
+
+async def _ended_just_now(jobs: JobQueries, job: JobId) -> bool:
+    """Whether output of the job may still be on its way."""
+    ended = (await jobs.get(job)).finished_at
+    return ended is not None and abs(time.time() - ended.timestamp()) < STORED_WITHIN_S
 
 
 async def _read_all(
