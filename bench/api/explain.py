@@ -18,6 +18,7 @@ from bench.report import Figure
 from bench.server import Server, opened, statement
 from rota.accounting.service import AccountingService
 from rota.engine.dispatch.pending_queues import PendingQueues
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.explain.explainer import Explainer
 from rota.engine.submission.submitter import Submitter
 from rota.infra.clock import SystemClock
@@ -107,7 +108,7 @@ async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explai
 
 async def _submitted(database: Database, waiting: int) -> AsyncIterator[JobId]:
     """The one with half of the frames comes last."""
-    submitter = Submitter(database)
+    submitter = Submitter(database, DiscardedEvents())
     one = Submission(show="film", layers=(LayerSpec(task="noop"),))
     for _ in range(waiting // 2 // FILL):
         for each in await submitter.submit([one] * FILL):

@@ -17,6 +17,7 @@ from bench.e2e.setup import Ground
 from bench.report import Figure
 from bench.server import opened, statement
 from rota.accounting.service import AccountingService
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import migrate
 from rota.model.access import GrantSpec, Role
@@ -84,7 +85,7 @@ async def _filled(url: str, jobs: int) -> str:
         await admin.create_show("film", actor="bench")
         await admin.create_folder("film", "default", actor="bench")
         await admin.create_dept("default", actor="bench")
-        await Submitter(database).submit([Submission(show="film", layers=(LayerSpec(task="noop"),))])
+        await Submitter(database, DiscardedEvents()).submit([Submission(show="film", layers=(LayerSpec(task="noop"),))])
         for fill in (DONE, LIVE, LAYERS):
             first, last = (1, jobs // 2) if fill is DONE else (jobs // 2 + 1, jobs)
             await database.run(fill, first, last)

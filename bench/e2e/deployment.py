@@ -30,6 +30,7 @@ from bench.e2e.setup import Ground
 from bench.server import statement
 from rota.accounting.resources import CapsUpdate
 from rota.accounting.service import AccountingService
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget, migrate
 from rota.model.jobs.submission import LayerSpec, Submission
@@ -135,7 +136,7 @@ class Farm:
     ) -> None:
         self.database = database
         self.queue = Queue(database)
-        self.submitter = Submitter(database)
+        self.submitter = Submitter(database, DiscardedEvents())
         self.pids = ground.pids | pids
         self.polls = 0
         """Statements of ours, which are no cost of Rota's."""

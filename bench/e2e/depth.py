@@ -15,6 +15,7 @@ from bench.e2e.deployment import ELSEWHERE, SHOW, farm, put_all
 from bench.e2e.setup import Ground
 from bench.report import Figure
 from bench.server import opened
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.submission.submitter import Submitter
 from rota.model.jobs.submission import LayerSpec, Submission
 from rota.queue import Queue
@@ -59,7 +60,7 @@ async def _fill(ground: Ground, database: str, template: str, waiting: int) -> N
     each = min(LAYER, waiting // 2 // QUEUES)
     layers = waiting // 2 // each
     async with opened(url) as connection:
-        submitter = Submitter(connection)
+        submitter = Submitter(connection, DiscardedEvents())
         await put_all(submitter, [_layer(number, each) for number in range(layers)])
         jobs = waiting - layers * each
         for first in range(0, jobs, PIECE):

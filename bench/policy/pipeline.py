@@ -22,6 +22,7 @@ from bench.e2e.setup import Ground, one_ground
 from bench.report import Figure, Report
 from rota.engine.admission.decision import DeferAll
 from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import Unavailable
 from rota.model.ids import JobId
@@ -95,7 +96,9 @@ async def _submitting(running: Farm, addr: str) -> AsyncIterator[None]:
         yield
         return
     kernel = _client(addr)
-    running.submitter = Submitter(running.database, gate=DeferAll(), ahead=AdmissionPrecheck(running.database, kernel))
+    running.submitter = Submitter(
+        running.database, DiscardedEvents(), gate=DeferAll(), ahead=AdmissionPrecheck(running.database, kernel)
+    )
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ from rota.queue import Queue
 from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
 from rota.workflow.executor import RunExecutor
+from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.sagas import Sagas
 
@@ -102,9 +103,13 @@ async def _ours(ground: Ground, shape: str, n: int) -> float:
 
 
 def desk_of(running: Farm) -> RunCommands:
-    sagas = Sagas(running.database, Queue(running.database).dead_letters)
+    sagas = Sagas(running.database, Queue(running.database).dead_letters, UnpublishedRuns())
     return RunCommands(
-        RunExecutor(running.database, AdvanceTransaction(running.submitter, Definitions(running.database), sagas))
+        RunExecutor(
+            running.database,
+            AdvanceTransaction(running.submitter, Definitions(running.database), sagas),
+            UnpublishedRuns(),
+        )
     )
 
 

@@ -25,8 +25,11 @@ from rota.agents.job_agents import job_agents_loader
 from rota.agents.repository import AgentRepository
 from rota.agents.scheduler import AgentScheduler
 from rota.engine.admission.decision import AdmissionGate, AllowAll, DeferAll
+from rota.engine.backends import Backends
+from rota.engine.completion.publisher import CompletionPublisher
 from rota.engine.engine import Engine, store_target
 from rota.engine.events.history import HistoryWatcher
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.resubmission.resubmitter import Resubmitter
 from rota.engine.submission.submitter import Submitter
 from rota.infra import redis as redis_infra
@@ -57,6 +60,7 @@ from rota.queue import MaintenanceIntervals, Queue, QueueMaintenance
 from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
 from rota.workflow.executor import RunExecutor
+from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.recovery.reconciler import WorkflowReconciler
 from rota.workflow.redis_mirror.publisher import MirrorPublisher
 from rota.workflow.redis_mirror.reconciler import MirrorReconciler
@@ -65,6 +69,7 @@ from rota.workflow.redis_mirror.timers import TimerMirror
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.run_events import RunEventPublisher
 from rota.workflow.run_history import RunHistorySource
+from rota.workflow.run_publisher import PublishedRuns
 from rota.workflow.sagas import Sagas
 
 log = structlog.get_logger(__name__)
@@ -106,24 +111,20 @@ class Replica:
         self,
         settings: Settings,
         urls: ServerUrls,
-        database: Database,
-        redis: Redis,
-        bus: Bus,
-        accounting: AccountingService,
+        backends: Backends,
         agents: Redis,
         kernel: Kernel | None = None,
     ) -> None:
         self.settings = settings
         self.urls = urls
-        self.database = database
-        self.redis = redis
-        self.bus = bus
-        self.accounting = accounting
+        self.database, self.redis, self.bus = database, redis, bus = backends.database, backends.redis, backends.bus
+        self.accounting, self.queue = backends.accounting, backends.queue
         self.agents = agents
         self.kernel = kernel
-        self.queue = Queue(database)
-        output_checks = build_output_checks(settings, kernel, redis)
-        self.engine = Engine(settings, database, redis, bus, accounting, self.queue, kernel, output_checks)
+        self.engine = Engine(settings, backends, kernel, build_output_checks(settings, kernel, redis))
+        mirrors = self._build_mirrors()
+        self.workflows = self._build_workflows(mirrors)
+        self.run_histories = HistoryWatcher(RunHistorySource(database), self.engine.event_stream)
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = HttpListener(
             self.supervisor, host=settings.listen.host, port=settings.listen.port, tls=listen_tls(settings)
@@ -132,14 +133,14 @@ class Replica:
         self.supervisor.add(
             self.listener.service,
             Service("outbox_relay", OutboxRelay(database, bus).run),
-            Service("books", AccountingMaintenance(accounting, Leases(database), settings.accounting).run),
+            Service("books", AccountingMaintenance(self.accounting, Leases(database), settings.accounting).run),
             Service("queue", self._queue_maintenance().run),
             *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
             Service("agents", self._build_agents(agents).run),
-            Service("workflows", self._build_workflows().run),
+            Service("workflows", self.workflows.advancer.run),
             Service("run_histories", self.run_histories.run),
-            *self._workflow_maintenance(),
+            *self._workflow_maintenance(mirrors),
         )
 
     @classmethod
@@ -161,7 +162,9 @@ class Replica:
             if isinstance(kernel, PolicyKernel):
                 closing.push_async_callback(kernel.close)
             await enabled_flag.set_enabled(database, asks=kernel is not None)
-            replica = cls(settings, urls, database, redis, bus, accounting, agents, kernel)
+            store = BlobStore(database, store_target(settings))
+            backends = Backends(database, redis, bus, accounting, Queue(database), store, Leases(database))
+            replica = cls(settings, urls, backends, agents, kernel)
             if replica.engine.scanner is not None:
                 closing.push_async_callback(replica.engine.scanner.close)
             await replica.engine.declare()
@@ -184,34 +187,30 @@ class Replica:
             self.settings, self.database, client, loader, leases=leases, crowd="servers", publish_event=publish_event
         )
 
-    def _build_workflows(self) -> RunExecutor:
-        """The replica that ends a job also advances the run it belongs to."""
-        sagas = Sagas(self.database, self.queue.dead_letters, self.kernel)
-        transaction = AdvanceTransaction(self.engine.submitter, Definitions(self.database), sagas)
-        settings = self.settings
-        executor = RunExecutor(self.database, transaction, workflow=settings.workflow, saga=settings.saga)
-        executor.stop_job = self.engine.canceller.continue_termination
-        executor.on_asked = self.engine.admission.approval_requests.on_requested
-        events = RunEventPublisher(self.engine.event_publisher)
-        executor.on_happened, executor.on_undone = events.publish_advances, events.publish_sagas
-        self.engine.approver.subjects["step"] = transaction.approving
-        self.engine.finisher.listeners.append(executor.on_jobs_ended)
-        if self.engine.scanner is not None:
-            self.engine.scanner.on_settled = executor.wake
-        self.workflows = RunCommands(executor)
-        self.run_histories = HistoryWatcher(RunHistorySource(self.database), self.engine.event_stream)
-        return executor
+    def _build_mirrors(self) -> MirrorPublisher:
+        """The Redis mirror of timers and sagas."""
+        timers = TimerMirror(self.database, self.redis, Definitions(self.database))
+        return MirrorPublisher(timers, SagaMirror(self.database, self.redis, self.settings.saga.lock_ttl))
 
-    def _workflow_maintenance(self) -> Sequence[Service]:
-        """The Redis mirror of timers and sagas, and the reconciler that repairs stuck runs."""
+    def _build_workflows(self, mirror: MirrorPublisher) -> RunCommands:
+        """The replica that ends a job also advances the run it belongs to."""
+        engine, settings = self.engine, self.settings
+        notifier = PublishedRuns(engine.events, RunEventPublisher(engine.event_publisher), mirror, engine.canceller)
+        sagas = Sagas(self.database, self.queue.dead_letters, notifier, self.kernel)
+        transaction = AdvanceTransaction(engine.submitter, mirror.timers.definitions, sagas)
+        executor = RunExecutor(self.database, transaction, notifier, workflow=settings.workflow, saga=settings.saga)
+        engine.approver.subjects["step"] = transaction.approving
+        engine.completions.listeners.append(executor.on_jobs_ended)
+        if engine.scanner is not None:
+            engine.scanner.listeners.append(executor.wake)
+        return RunCommands(executor)
+
+    def _workflow_maintenance(self, mirror: MirrorPublisher) -> Sequence[Service]:
+        """The Redis mirror, and the reconciler that repairs stuck runs."""
         executor, settings = self.workflows.advancer, self.settings
-        sagas = executor.advancing.sagas
-        timers = TimerMirror(self.database, self.redis, self.workflows.definitions)
-        stacks = SagaMirror(self.database, self.redis, settings.saga.lock_ttl)
-        mirror = MirrorPublisher(timers, stacks)
-        executor.on_done = mirror.on_advanced
-        sagas.on_change = mirror.on_sagas_changed
-        poller = MirrorReconciler(Leases(self.database), timers, stacks, sagas, settings.workflow.delay)
+        poller = MirrorReconciler(
+            Leases(self.database), mirror.timers, mirror.sagas, executor.advancing.sagas, settings.workflow.delay
+        )
         reconciler = WorkflowReconciler(Leases(self.database), executor, settings.retention)
         return (
             Service("workflow_mirror", mirror.run),
@@ -343,15 +342,20 @@ def build_output_checks(
 
 def build_submitter(settings: Settings, database: Database) -> Submitter:
     """For processes without a replica; the same gate as the engine's submitter, so no job bypasses admission."""
-    return Submitter(database, gate=build_gate(settings))
+    return Submitter(database, DiscardedEvents(), gate=build_gate(settings))
+
+
+def build_completions(database: Database) -> CompletionPublisher:
+    """For processes without a replica, which end no booked frames: nothing is released in Redis or published."""
+    return CompletionPublisher(database, AccountingService(database, None), DiscardedEvents())
 
 
 def build_run_commands(settings: Settings, queue: Queue) -> RunCommands:
     """For processes without a replica: the servers advance the runs that it starts."""
-    database = queue.database
-    sagas = Sagas(database, queue.dead_letters)
+    database, notifier = queue.database, UnpublishedRuns()
+    sagas = Sagas(database, queue.dead_letters, notifier)
     transaction = AdvanceTransaction(build_submitter(settings, database), Definitions(database), sagas)
-    return RunCommands(RunExecutor(database, transaction, workflow=settings.workflow, saga=settings.saga))
+    return RunCommands(RunExecutor(database, transaction, notifier, workflow=settings.workflow, saga=settings.saga))
 
 
 def build_resubmitter(settings: Settings, queue: Queue) -> Resubmitter:

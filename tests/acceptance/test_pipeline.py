@@ -17,6 +17,7 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from tests.chaos.pipeline.deployment import STUCK
 from tests.chaos.pipeline.deployment import Farm as ProcessFarm
 from tests.chaos.pipeline.history import violations
+from tests.support.events import NO_EVENTS
 from tests.support.harness.effort import effort
 from tests.support.harness.servers import options_for_tests
 from tests.support.queue import sql
@@ -248,7 +249,7 @@ async def _submit(url):
     database = await Database.open(PostgresTarget(url=url))
     try:
         naps = LayerSpec(task="nap", input={"args": [0.3], "kwargs": {}}, frames=12)
-        submitted = await Submitter(database).submit([Submission(show="default", layers=(naps,))] * 3)
+        submitted = await Submitter(database, NO_EVENTS).submit([Submission(show="default", layers=(naps,))] * 3)
     finally:
         await database.close()
     return [each.job for each in submitted]

@@ -13,12 +13,14 @@ from uuid import uuid4
 
 from rota.accounting.resources import CapsUpdate
 from rota.accounting.service import AccountingService
-from rota.engine.completion.finisher import Finisher
+from rota.engine.backends import Backends
 from rota.engine.dispatch.dispatcher import Dispatcher
+from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.explain.explainer import Explainer
 from rota.engine.recovery.reconciler import LEASE
 from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStore, BlobStoreTarget
+from rota.infra.clock import SystemClock
 from rota.infra.lease import Leases
 from rota.infra.nats.messages import PublishOutcome, PublishReceipt
 from rota.model.ids import PoolId
@@ -26,6 +28,7 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from rota.model.protocol import Heartbeat
 from rota.placement import Pool, PoolSpec, Routes, WorkerRegistry
 from rota.queue import Queue
+from tests.support.events import NO_EVENTS, a_finisher
 from tests.support.jobs import EMPTY
 from tests.support.queue import sql
 
@@ -70,13 +73,13 @@ class Rig:
         self.bus = SilentBus()
         self.registry = WorkerRegistry(seed=1)
         leases = Leases(database)
-        finisher = Finisher(database, self.queue, self.accounting)
+        finisher = a_finisher(database, self.bus, self.accounting)
         store = BlobStore(database, BlobStoreTarget(directory=None, small_bytes=1 << 20, most_bytes=1 << 20))
-        self.dispatcher = Dispatcher(
-            database, self.queue, self.accounting, self.bus, self.registry, finisher, leases, store
-        )
+        backends = Backends(database, redis, self.bus, self.accounting, self.queue, store, leases)
+        state_writer = JobStateWriter(database, NO_EVENTS, SystemClock())
+        self.dispatcher = Dispatcher(backends, self.registry, finisher, state_writer)
         self.pending_queues = self.dispatcher.pending_queues
-        self.submitter = Submitter(database)
+        self.submitter = Submitter(database, NO_EVENTS)
         self.explainer = Explainer(
             database, accounting=self.accounting, registry=self.registry, queues=self.pending_queues, bus=self.bus
         )

@@ -27,6 +27,7 @@ from rota.sdk import load_app
 from rota.worker.config import WorkerConfig
 from rota.worker.registration_info import RegistrationInfo
 from rota.worker.worker import Worker
+from tests.support.events import NO_EVENTS
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -146,7 +147,7 @@ class Farm:
         self.database = self.replica.database
         self.accounting = self.replica.accounting
         self.jobs = JobQueries(self.database)
-        self.submitter = Submitter(self.database)
+        self.submitter = Submitter(self.database, NO_EVENTS)
         return self
 
     async def __aexit__(self, *failure):

@@ -4,6 +4,7 @@ import json
 
 from rota.infra.lease import Lease, Leases
 from rota.model.settings.lifecycle import DelayTimersSettings, RetentionSettings, WorkflowSettings
+from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.recovery.reconciler import LEASE, WorkflowReconciler
 from rota.workflow.redis_mirror.publisher import MirrorPublisher
 from rota.workflow.redis_mirror.reconciler import LEASE as POLLER
@@ -18,9 +19,22 @@ POLLING = Lease(POLLER, "workflow_poller", 1, "somebody", 10.0)
 DELETE_INBOX_EVENT = sql("DELETE FROM rota.workflow_news WHERE pk_job = $1::uuid")
 
 
+class MirrorOnly(UnpublishedRuns):
+    """Publishes to the Redis mirror alone."""
+
+    mirror = None
+
+    async def runs_advanced(self, done):
+        self.mirror.runs_advanced(done)
+
+    def sagas_changed(self, sagas):
+        self.mirror.sagas_changed(sagas)
+
+
 class RecoveryHarness(WorkflowHarness):
     def __init__(self, database, redis=None, clock=None, *, run_lock_s=30.0, lease_s=30.0, holder="net"):
-        super().__init__(database, clock)
+        notifier = MirrorOnly() if redis is not None else UnpublishedRuns()
+        super().__init__(database, clock, notifier)
         self.redis = redis
         self.lease_s, self.holder = lease_s, holder
         self.leases = Leases(database)
@@ -28,13 +42,12 @@ class RecoveryHarness(WorkflowHarness):
         self.reconciler = WorkflowReconciler(self.leases, self.advancer, RetentionSettings())
         if redis is not None:
             self._show(database, redis)
+            notifier.mirror = self.mirror
 
     def _show(self, database, redis):
         self.index = TimerMirror(database, redis, self.commands.definitions)
         self.stacks = SagaMirror(database, redis, 120.0)
         self.mirror = MirrorPublisher(self.index, self.stacks)
-        self.advancer.on_done = self.mirror.on_advanced
-        self.sagas.on_change = self.mirror.on_sagas_changed
         self.poller = MirrorReconciler(self.leases, self.index, self.stacks, self.sagas, DelayTimersSettings())
 
     async def shown(self):

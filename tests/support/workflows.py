@@ -16,9 +16,11 @@ from rota.queue import Queue
 from rota.workflow.advance_transaction import AdvanceTransaction
 from rota.workflow.definitions import Definitions
 from rota.workflow.executor import RunExecutor
+from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.run_queries import RunQueries
 from rota.workflow.sagas import Sagas
+from tests.support.events import NO_EVENTS
 from tests.support.queue import sql
 
 LAYER = sql("SELECT pk_layer, frames FROM rota.layer WHERE pk_job = $1::uuid")
@@ -49,12 +51,12 @@ async def end_job(database, job, state="SUCCEEDED", value=None, *, code=None, er
 
 
 class WorkflowHarness:
-    def __init__(self, database, clock=None):
+    def __init__(self, database, clock=None, notifier=UnpublishedRuns()):  # noqa: B008 - has no state
         self.database = database
-        self.submitter = Submitter(database)
-        self.sagas = Sagas(database, Queue(database).dead_letters)
+        self.submitter = Submitter(database, NO_EVENTS)
+        self.sagas = Sagas(database, Queue(database).dead_letters, notifier)
         self.advancer = RunExecutor(
-            database, AdvanceTransaction(self.submitter, Definitions(database), self.sagas), clock
+            database, AdvanceTransaction(self.submitter, Definitions(database), self.sagas), notifier, clock
         )
         self.commands = RunCommands(self.advancer, clock)
         self.queries = RunQueries(database)

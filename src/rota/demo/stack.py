@@ -135,7 +135,7 @@ class DemoStack:
     async def redact_output(self, name: str) -> None:
         """Redact as an operator who did not submit the job."""
         review = OutputReview(
-            self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.finisher
+            self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.completions
         )
         [output] = await review.page(job=self.submitted[name])
         await review.redact(output.id, OutputReviewer(ACTOR, (ACTOR,)), "contains a key")

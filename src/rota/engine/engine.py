@@ -36,26 +36,26 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from redis.asyncio import Redis
-
-from rota.accounting.service import AccountingService
 from rota.engine.admission import controller
 from rota.engine.admission.approvals import Approver
 from rota.engine.admission.controller import AdmissionController, gate_for
 from rota.engine.admission.pending_replayer import PendingReplayer
 from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.backends import Backends
 from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.cluster.worker_registration import WorkerRegistration
 from rota.engine.completion import report_consumer
 from rota.engine.completion.canceller import JobCanceller
-from rota.engine.completion.finisher import CompletionResult, Finisher, JobEnd
+from rota.engine.completion.finisher import Finisher
+from rota.engine.completion.publisher import CompletionPublisher, CompletionResult
 from rota.engine.completion.report_consumer import ProgressConsumer, ReportConsumer
 from rota.engine.dispatch.dispatcher import Dispatcher
+from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.events.audit_source import AuditEventPublisher
 from rota.engine.events.history import HistoryWatcher, JobHistorySource
 from rota.engine.events.publisher import EventPublisher
 from rota.engine.events.server_presence import ServerPresence
-from rota.engine.events.sources import EventSources
+from rota.engine.events.sink import PublishedEvents
 from rota.engine.events.subscriptions import EventStream
 from rota.engine.explain.explainer import Explainer
 from rota.engine.outputs.async_scanner import OutputScanner
@@ -66,12 +66,11 @@ from rota.engine.recovery.reconciler import EngineReconciler
 from rota.engine.recovery.retention import RetentionMaintenance
 from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmissionConsumer
 from rota.engine.submission.submitter import Submitter
-from rota.infra.blob_store import BlobStore, BlobStoreTarget
-from rota.infra.lease import Leases
-from rota.infra.nats import BatchConsumer, Bus, ConsumerSpec, CoreMessage
+from rota.infra.blob_store import BlobStoreTarget
+from rota.infra.clock import SystemClock
+from rota.infra.nats import BatchConsumer, ConsumerSpec, CoreMessage
 from rota.infra.nats.batch_consumer import BatchHandler
 from rota.infra.nats.topology import events_stream, streams, with_limits
-from rota.infra.postgres import Database
 from rota.infra.service import Lifecycle, Service
 from rota.model.errors import InvalidInput, NatsUnavailable
 from rota.model.ids import ShowId
@@ -85,7 +84,6 @@ from rota.placement.route_store import RouteStore, RoutesWatcher
 from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.policy.factory import effective_fail_mode
 from rota.policy.output.checker import ContentChecker, OutputPolicySource
-from rota.queue import Queue
 
 MAX_CONCURRENT_REPORT_BATCHES: Final = 2
 """While one batch of reports waits for its commit, the next is read and written."""
@@ -95,32 +93,30 @@ class Engine:
     def __init__(
         self,
         settings: Settings,
-        database: Database,
-        redis: Redis,
-        bus: Bus,
-        accounting: AccountingService,
-        queue: Queue,
+        backends: Backends,
         kernel: Kernel | None = None,
         output_checks: tuple[OutputPolicySource, ContentChecker | None] | None = None,
     ) -> None:
-        self.database = database
-        self.bus = bus
-        self.queue = queue
-        self.accounting = accounting
-        self.leases = leases = Leases(database)
+        self.backends = backends
+        self.database, self.bus, self.queue = database, bus, queue = backends.database, backends.bus, backends.queue
+        self.accounting, self.store, self.leases = backends.accounting, backends.store, backends.leases
+        self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
+        self.events = PublishedEvents(self.event_publisher)
         self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
-        self.members = ClusterMembership(bus, leases.owner)
-        self.finisher = Finisher(database, queue, accounting, settings.scheduler)
-        self.store = BlobStore(database, store_target(settings))
-        self.scanner = self._build_scanner(settings, *output_checks) if output_checks is not None else None
-        self.dispatcher = Dispatcher(database, queue, accounting, bus, self.registry, self.finisher, leases, self.store)
-        self.canceller = JobCanceller(database, bus, self.finisher)
-        self.canceller.on_ended = self._jobs_ended
-        self.results = ReportConsumer(self.finisher, self.dispatcher.state_writer, self.release_capacity)
+        self.members = ClusterMembership(bus, self.registry.set_ownership, self.leases.owner)
+        self.completions = CompletionPublisher(database, self.accounting, self.events)
+        self.canceller = JobCanceller(database, bus, queue, self.completions)
+        checker = self._build_output_checker(settings, output_checks[0]) if output_checks is not None else None
+        self.finisher = Finisher(database, queue, self.completions, self.canceller, checker, settings.scheduler)
+        self.scanner: OutputScanner | None = None
+        if checker is not None and output_checks is not None:
+            self.scanner = OutputScanner(database, self.store, self.completions, checker, output_checks[1])
+        state_writer = JobStateWriter(database, self.events, SystemClock())
+        self.completions.listeners.append(state_writer.forget_ended)
+        self.dispatcher = Dispatcher(backends, self.registry, self.finisher, state_writer)
+        self.results = ReportConsumer(self.finisher, self.release_capacity)
         self.recovery = EngineReconciler(
-            database,
-            bus,
-            leases,
+            backends,
             self.registry,
             self.members,
             self.finisher,
@@ -129,63 +125,45 @@ class Engine:
             settings.reconciler,
         )
         self.logs = LogWriter(database, bus)
-        self.dead_letters = DeadLetterRecorder(bus, queue.dead_letters)
+        self.dead_letters = DeadLetterRecorder(bus, queue.dead_letters, self.events)
         precheck = AdmissionPrecheck(database, kernel) if kernel is not None else None
-        self.submitter = Submitter(database, gate=gate_for(kernel), ahead=precheck)
+        self.submitter = Submitter(database, self.events, gate=gate_for(kernel), ahead=precheck)
         self.bus_submissions = BusSubmissionConsumer(self.submitter, queue.dead_letters)
         self.admission = AdmissionController(
             database,
-            self.finisher,
+            self.completions,
             kernel,
             throttle_s=settings.scheduler.safety_throttle_delay,
             fail_open=lambda: effective_fail_mode(settings, kernel) == "open",
         )
-        self.admission.on_ended = self._jobs_ended
         self.approver = Approver(database, self.admission)
-        self.replayer = PendingReplayer(database, leases, self.admission, settings.replayer, approvals=self.approver)
-        self.retention = RetentionMaintenance(
-            database, leases, settings.retention, store=self.store, accounting=accounting
+        self.replayer = PendingReplayer(
+            database, self.leases, self.admission, settings.replayer, approvals=self.approver
         )
-        self.worker_registration = WorkerRegistration(database, bus, heartbeat_s=settings.worker.heartbeat_interval)
-        self.progress = ProgressConsumer(database, bus, self.dispatcher.state_writer)
-        self.members.on_change = lambda: self.registry.set_ownership(self.members.owns_worker)
+        self.retention = RetentionMaintenance(
+            database, self.leases, settings.retention, store=self.store, accounting=self.accounting
+        )
+        self.worker_registration = WorkerRegistration(
+            database, bus, self.events, heartbeat_s=settings.worker.heartbeat_interval
+        )
+        self.progress = ProgressConsumer(database, bus, state_writer)
         self.routing = RouteStore(database)
         pools_path = settings.routing.pools_file
         reload_s = settings.routing.reload_interval
         self._pools = PoolsFileWatcher(self.routing, Path(pools_path), reload_s) if pools_path else None
         self._routes = RoutesWatcher(self.routing, self.registry, reload_s)
         self.explainer = Explainer(
-            database, accounting=accounting, registry=self.registry, queues=self.dispatcher.pending_queues, bus=bus
+            database, accounting=self.accounting, registry=self.registry, queues=self.dispatcher.pending_queues, bus=bus
         )
-        self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
         self.histories = HistoryWatcher(JobHistorySource(database), self.event_stream)
         self._servers = ServerPresence(bus, self.members)
-        self._audit = AuditEventPublisher(database, bus, leases, self._servers)
-        self._connect_event_sources()
+        self._audit = AuditEventPublisher(database, bus, self.leases, self._servers)
         self._releases: asyncio.Queue[FramesReleased] = asyncio.Queue()
-        self._snapshots = SnapshotWriter(self.registry, redis, self.members.name, settings.registry)
+        self._snapshots = SnapshotWriter(self.registry, backends.redis, self.members.name, settings.registry)
         self._settings = settings
-        self._redis = redis
 
-    def _build_scanner(
-        self, settings: Settings, policy: OutputPolicySource, checker: ContentChecker | None
-    ) -> OutputScanner:
-        self.finisher.outputs = SyncOutputChecker(
-            policy, self.leases.owner, content_s=settings.output_policy.content_timeout
-        )
-        return OutputScanner(self.database, self.store, self.finisher, self.finisher.outputs, checker)
-
-    def _connect_event_sources(self) -> None:
-        EventSources(self.event_publisher).connect(
-            self.submitter,
-            self.admission,
-            self.approver,
-            self.dispatcher.state_writer,
-            self.finisher,
-            self.worker_registration,
-            self.recovery,
-            self.dead_letters,
-        )
+    def _build_output_checker(self, settings: Settings, policy: OutputPolicySource) -> SyncOutputChecker:
+        return SyncOutputChecker(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
 
     async def declare(self) -> None:
         """Create the streams and consumers that this replica needs."""
@@ -202,7 +180,7 @@ class Engine:
             await self._pools.reload()
         self.registry.set_routes(await self.routing.read())
         self.registry.set_ownership(self.members.owns_worker)
-        await warm_start(self.registry, self._redis, timeout_s=self._settings.registry.snapshot_read_timeout)
+        await warm_start(self.registry, self.backends.redis, timeout_s=self._settings.registry.snapshot_read_timeout)
 
     def services(self) -> list[Service]:
         report_consumers = [
@@ -280,9 +258,6 @@ class Engine:
                 release = decode(FramesReleased, message.data)
                 self.registry.release_allocations(release.worker, release.tokens)
                 self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames})
-
-    def _jobs_ended(self, jobs: list[JobEnd]) -> None:
-        self.dispatcher.state_writer.forget(job.job for job in jobs)
 
 
 def store_target(settings: Settings) -> BlobStoreTarget:

@@ -59,8 +59,6 @@ class HeartbeatOutcome(StrEnum):
 
 
 class WorkerRegistry:
-    """`on_capacity` is called whenever more frames may fit than before, so that the dispatcher tries again."""
-
     def __init__(
         self,
         clock: Clock | None = None,
@@ -72,7 +70,8 @@ class WorkerRegistry:
         self.workers: dict[UUID, WorkerInfo] = {}
         self.routes = Routes()
         self.ttl_s = ttl_s
-        self.on_capacity: Callable[[], None] = _noop
+        self.capacity_listeners: list[Callable[[], None]] = []
+        """Called whenever more frames may fit than before, so that the dispatcher tries again."""
         self._clock = clock or SystemClock()
         self._limits = limits or RoutingSettings()
         self._ties = random.Random(seed)  # noqa: S311 - not a secret; tests may set the seed
@@ -90,7 +89,7 @@ class WorkerRegistry:
         if routes != self.routes:
             self.routes = routes
             self._rankings.clear()
-            self.on_capacity()
+            self._announce_capacity()
 
     def set_ownership(self, owned: Callable[[UUID], bool] | None) -> None:
         """Plan only for workers that `owned` accepts (see `worker_ownership.owns_worker`); for all with None."""
@@ -99,7 +98,11 @@ class WorkerRegistry:
             if worker.owned != self._owned(worker.id):
                 worker.owned = not worker.owned
                 self._mark_changed(worker)
-        self.on_capacity()
+        self._announce_capacity()
+
+    def _announce_capacity(self) -> None:
+        for listener in self.capacity_listeners:
+            listener()
 
     def record_heartbeat(self, beat: Heartbeat) -> HeartbeatOutcome:
         """Apply a heartbeat. Raises InvalidInput for impossible values."""
@@ -120,7 +123,7 @@ class WorkerRegistry:
             worker.shape = self._shapes
         self._mark_changed(worker)
         if reshaped or worker.frames < frames or (blocked and not worker.blocked):
-            self.on_capacity()
+            self._announce_capacity()
         return outcome
 
     def hydrate(self, worker: WorkerInfo, age_s: float) -> bool:
@@ -132,7 +135,7 @@ class WorkerRegistry:
         self._shapes += 1
         worker.shape = self._shapes
         self._mark_changed(self._add_worker(worker))
-        self.on_capacity()
+        self._announce_capacity()
         return True
 
     def remove(self, worker: UUID, *, lost: bool = False) -> None:
@@ -174,7 +177,7 @@ class WorkerRegistry:
             return 0
         removed = info.remove(tokens)
         self._mark_changed(info)
-        self.on_capacity()
+        self._announce_capacity()
         return removed
 
     def unknown_frames(self) -> dict[UUID, list[TokenRange]]:
@@ -192,7 +195,7 @@ class WorkerRegistry:
             return
         info.resolve_unknown_frames(asked, booked)
         self._mark_changed(info)
-        self.on_capacity()
+        self._announce_capacity()
 
     def plan(
         self,
@@ -258,11 +261,32 @@ class WorkerRegistry:
             self._mark_changed(worker)
         return CapacityReservation(plan.need, shares)
 
-    def unreserve(self, reservation: CapacityReservation) -> None:
-        """Release the reservation. Calling it again has no effect."""
+    def shrink(self, reservation: CapacityReservation, frames: int) -> None:
+        """Keep the reservation for the first `frames` of the plan, and release the rest."""
+        kept: list[tuple[WorkerInfo, int]] = []
+        released: list[tuple[WorkerInfo, int]] = []
+        for worker, n in reservation.shares:
+            keep = min(n, frames)
+            frames -= keep
+            if keep:
+                kept.append((worker, keep))
+            if keep < n:
+                released.append((worker, n - keep))
+        reservation.shares = kept
+        self._release(reservation.need, released)
+        if released:
+            self._announce_capacity()
+
+    def unreserve(self, reservation: CapacityReservation, *, allocated: int = 0) -> None:
+        """Release the reservation, of which so many frames were just allocated. Calling it again has no effect."""
         shares, reservation.shares = reservation.shares, []
+        self._release(reservation.need, shares)
+        if sum(n for _, n in shares) > allocated:
+            self._announce_capacity()
+
+    def _release(self, need: Resources, shares: Iterable[tuple[WorkerInfo, int]]) -> None:
         for worker, n in shares:
-            worker.reserve(reservation.need, -n)
+            worker.reserve(need, -n)
             self._mark_changed(worker)
 
     def fitting_frames(self, requirements: PlacementRequirements) -> int:
@@ -329,7 +353,3 @@ class WorkerRegistry:
 
 def _owns_all(_worker: UUID) -> bool:
     return True
-
-
-def _noop() -> None:
-    return None

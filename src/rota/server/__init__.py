@@ -42,7 +42,7 @@ def http_services(replica: Replica) -> list[Service]:
         EndWaiter(RunQueries(replica.database).ended_or_gone),
     )
     streams = StreamRegistry(check)
-    replica.engine.finisher.listeners.append(jobs_waiter.jobs_ended)
+    replica.engine.completions.listeners.append(jobs_waiter.jobs_ended)
     rate_limiter = RateLimiter(api.requests_per_s, api.requests_burst, api.requests_at_once)
     deps = HttpDependencies.from_replica(replica, jobs_waiter, runs_waiter, streams, check)
     authentication = AuthenticationMiddleware(

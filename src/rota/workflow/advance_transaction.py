@@ -7,6 +7,7 @@ submission rolls back the whole batch; the retry goes run by run, each behind a 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from rota.engine.completion.finisher import END_AS
+from rota.engine.completion.job_ends import END_AS
 from rota.engine.submission.submitter import Submitter
 from rota.infra import failpoints, outbox
 from rota.infra.nats import BusMessage
@@ -103,7 +104,9 @@ class AdvanceTransaction:
         self.submitter = submitter
         self.definitions = definitions
         self.sagas = sagas
-        self.approving = StepApprovals(definitions)
+        self.has_news = asyncio.Event()
+        """Set when a run of this process may have work."""
+        self.approving = StepApprovals(definitions, self.has_news)
 
     async def advance_pending(
         self, tx: Transaction, most: int = BATCH, *, since: int = 0, alone: bool = False

@@ -8,26 +8,25 @@ unavailable runs do not advance, and nothing is lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
 import msgspec
 import structlog
 
-from rota.engine.completion.finisher import JobEnd
+from rota.engine.completion.job_ends import JobEnd
 from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Transaction, query
 from rota.infra.postgres.failures import FAILURES
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.approvals import Approval
 from rota.model.errors import RotaError, StaleFence, Unavailable
-from rota.model.ids import JobId
 from rota.model.settings.lifecycle import SagaSettings, WorkflowSettings
 from rota.workflow.advance_transaction import BATCH, AdvanceResult, AdvanceTransaction
 from rota.workflow.inbox_cursor import POLL_INTERVAL_S, InboxCursor
+from rota.workflow.notifier import RunNotifier
 from rota.workflow.sagas import SagaPassResult
 
 PENDING_WORK = query(__package__, "look")
@@ -61,6 +60,7 @@ class RunExecutor:
         self,
         database: Database,
         advancing: AdvanceTransaction,
+        notifier: RunNotifier,
         clock: Clock | None = None,
         *,
         workflow: WorkflowSettings | None = None,
@@ -70,25 +70,16 @@ class RunExecutor:
         self.advancing = advancing
         self.workflow = workflow or WorkflowSettings()
         self.saga = saga or SagaSettings()
-        self.on_done: Callable[[AdvanceResult], None] = _ignore_result
-        """Called after the commit."""
-        self.on_happened: Callable[[AdvanceResult], None] = _ignore_result
-        self.on_undone: Callable[[SagaPassResult], None] = _ignore_saga_result
-        """Called with the result of a pass over sagas, after its commit."""
-        self.on_asked: Callable[[Sequence[Approval]], None] = _ignore_approvals
-        """Called with approvals that steps have requested."""
-        advancing.approving.wake = self.wake
-        self.stop_job: Callable[[JobId], Awaitable[object]] = _ignore_job
-        """Continues the termination of a job; the reconciler does it in any case."""
+        self.notifier = notifier
         self._cursor = InboxCursor(clock or SystemClock())
-        self._wake_up = asyncio.Event()
+        self._wake_up = advancing.has_news
 
     def wake(self) -> None:
         """Poll now."""
         self._wake_up.set()
 
     def on_jobs_ended(self, ends: Sequence[JobEnd]) -> None:
-        """For `Finisher.listeners`."""
+        """For `CompletionPublisher.listeners`."""
         if any(end.workflow_id is not None for end in ends):
             self._wake_up.set()
 
@@ -155,30 +146,19 @@ class RunExecutor:
         async with asyncio.timeout(self.saga.rollback_timeout), self._saga_transaction() as tx:
             processed = await sagas.drain_inbox(tx, result)
         failpoints.after_send("saga.hear")
-        self.on_undone(result)
+        self.notifier.saga_pass_ended(result)
         async with asyncio.timeout(self.saga.rollback_timeout), self._saga_transaction() as tx:
             result = await sagas.advance(tx)
         failpoints.after_send("saga.go_on")
-        self.on_undone(result)
-        if result.submitted:
-            self.advancing.submitter.on_submitted(result.plans, result.submitted)
+        self.notifier.saga_pass_ended(result)
         return processed + result.count
 
     def _saga_transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self.database.transaction(idle_s=self.saga.lock_ttl)
 
     async def after_commit(self, done: AdvanceResult) -> None:
-        """Notifications after a commit; anything lost here is found by polling."""
         done.record_metrics()
-        self.on_done(done)
-        self.on_happened(done)
-        if done.asked:
-            self.on_asked(done.asked)
-        if done.submitted:
-            self.advancing.submitter.on_submitted(done.plans, done.submitted)
-        for job in done.stops:
-            with suppress(RotaError, *FAILURES):
-                await self.stop_job(JobId(job))
+        await self.notifier.runs_advanced(done)
 
     async def _commit_batch(self, most: int, since: int, *, alone: bool) -> AdvanceResult:
         async with self.transaction() as tx:
@@ -191,19 +171,3 @@ def _report_failure(error: Exception) -> None:
     reason = error.code if isinstance(error, RotaError) else type(error).__name__
     ADVANCE_FAILURES.labels(reason).inc()
     log.warning("run_advance_failed", reason=reason, because=getattr(error, "sentence", str(error)))
-
-
-def _ignore_result(_done: AdvanceResult) -> None:
-    return None
-
-
-def _ignore_saga_result(_result: SagaPassResult) -> None:
-    return None
-
-
-def _ignore_approvals(_asked: Sequence[Approval]) -> None:
-    return None
-
-
-async def _ignore_job(_job: JobId) -> None:
-    return None

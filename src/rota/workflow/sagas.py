@@ -15,7 +15,7 @@ its commit leaves nothing done; after it, the saga is due, or its compensation r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -24,6 +24,7 @@ import structlog
 
 from rota.engine.admission.controller import KERNEL_TIMEOUT_S, gate_for
 from rota.engine.admission.policy_call import query_kernel
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.queries.jobs import JobQueries, JobView
 from rota.engine.submission.submitter import Submitter
 from rota.infra import failpoints
@@ -39,6 +40,7 @@ from rota.model.protocol import FATAL_CODES
 from rota.model.workflows import compensation
 from rota.policy.request_builder import group_stored_jobs, input_of_submission
 from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
+from rota.workflow.notifier import RunNotifier
 
 TAKE_INBOX = query(__package__, "saga_take")
 RECORD = query(__package__, "saga_record")
@@ -103,14 +105,16 @@ class SagaPassResult(msgspec.Struct):
 
 
 class Sagas:
-    def __init__(self, database: Database, dead_letters: DeadLetterQueue, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, database: Database, dead_letters: DeadLetterQueue, notifier: RunNotifier, kernel: Kernel | None = None
+    ) -> None:
         self.database = database
         self.dead_letters = dead_letters
         self.kernel = kernel
         """Consulted before each compensation: a denied one is skipped; admission decides about the others."""
-        self.on_change: Callable[[Sequence[tuple[ShowId, str]]], None] = _ignore_changes
-        """Called after the commit with the sagas that changed."""
-        self._submitter = Submitter(database, gate=gate_for(kernel))
+        self._notifier = notifier
+        self._submitter = Submitter(database, DiscardedEvents(), gate=gate_for(kernel))
+        """Writes in our transactions; `saga_pass_ended` publishes what it wrote."""
         self._jobs = JobQueries(database)
 
     async def record(self, tx: Transaction, compensations: Sequence[JobCompensation]) -> None:
@@ -132,9 +136,9 @@ class Sagas:
         self.notify_after_commit(tx, ((each.show, each.saga) for each in compensations))
 
     def notify_after_commit(self, tx: Transaction, sagas: Iterable[tuple[ShowId, str]]) -> None:
-        """Call `on_change` for these sagas once `tx` has committed."""
+        """Call the notifier for these sagas once `tx` has committed."""
         changed = list(dict.fromkeys(sagas))
-        tx.after_commit.append(lambda: self.on_change(changed))
+        tx.after_commit.append(lambda: self._notifier.sagas_changed(changed))
 
     async def roll_back(self, tx: Transaction, sagas: Sequence[tuple[ShowId, str]], why: str) -> set[str]:
         """Start the rollback of these sagas; returns those with something to undo."""
@@ -357,7 +361,3 @@ def _dead_letter(row: Record, reason: str) -> DeadLetter:
 
 def _cause(row: Record) -> str:
     return f"saga:{row['pk_saga']}:{row['number']}:{row['attempt']}"
-
-
-def _ignore_changes(_sagas: Sequence[tuple[ShowId, str]]) -> None:
-    return None

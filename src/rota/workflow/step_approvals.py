@@ -13,7 +13,8 @@ the next poll of any server processes it. A late decision finds its approval clo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -98,11 +99,11 @@ class StoredRun(msgspec.Struct, frozen=True):
 class StepApprovals:
     """For `Approver.subjects` and `AdvanceTransaction`."""
 
-    def __init__(self, definitions: Definitions) -> None:
+    def __init__(self, definitions: Definitions, has_news: asyncio.Event) -> None:
         self.definitions = definitions
         self.approvals = ApprovalStore(definitions.database)
-        self.wake: Callable[[], None] = _ignore_wake
-        """Called when a run has a new inbox message."""
+        self._has_news = has_news
+        """Set when a run has a new inbox message."""
 
     async def request_and_withdraw(self, tx: Transaction, contexts: Sequence[RunContext]) -> list[Approval]:
         """Request approvals for steps that start, and withdraw those of steps that ended; states are written before."""
@@ -158,7 +159,7 @@ class StepApprovals:
         return stored_run.step_approval_view(found[0]) if stored_run is not None and found is not None else None
 
     async def _after_decision(self) -> None:
-        self.wake()
+        self._has_news.set()
 
     async def _load_runs(self, tx: Transaction, runs: Sequence[UUID]) -> dict[UUID, StoredRun]:
         rows = await tx.rows(RUNS, list(runs))
@@ -191,7 +192,3 @@ def _approval_request(stored: StoredRun, place: int, text: str) -> ApprovalReque
         terms=step.spec.approval,
         principal=stored.row["actor"],
     )
-
-
-def _ignore_wake() -> None:
-    return None

@@ -17,6 +17,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStore, BlobStoreTarget
 from rota.model.jobs.submission import LayerSpec, RetrySpec, Submission
 from tests.support.commands import Terminal, rows
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
@@ -555,7 +556,7 @@ async def test_explain_reports_the_first_failed_frame(farm, cli):
 
 async def test_explain_reports_that_no_server_is_up(cli, database):
     await a_show(database)
-    [job] = await Submitter(database).submit([task()])
+    [job] = await Submitter(database, NO_EVENTS).submit([task()])
     codes, _ = await reasons(cli, job.job)
     assert codes[-1] == "no_server"
 

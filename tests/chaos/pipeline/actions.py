@@ -10,10 +10,8 @@ import os
 import sys
 from uuid import UUID
 
-from rota.accounting.service import AccountingService
 from rota.engine.admission.transitions import admit
 from rota.engine.completion.canceller import JobCanceller
-from rota.engine.completion.finisher import Finisher
 from rota.engine.submission.submitter import Submitter
 from rota.infra import failpoints
 from rota.infra.nats import Bus, NatsTarget
@@ -23,6 +21,7 @@ from rota.model.job_states import JobState
 from rota.model.jobs.submission import LayerSpec, Submission
 from rota.placement.route_store import RouteStore
 from rota.queue import Queue
+from tests.support.events import NO_EVENTS, completions
 
 
 class DeferredGate:
@@ -34,12 +33,12 @@ class DeferredGate:
 async def submit(database, _bus, key, gate=None):
     spec = LayerSpec(task="noop", frames=3)
     submission = Submission(show="film", layers=(spec,), idempotency_key=key)
-    (submitted,) = await Submitter(database, gate=gate).submit([submission])
+    (submitted,) = await Submitter(database, NO_EVENTS, gate=gate).submit([submission])
     return submitted.job
 
 
 async def cancel(database, bus, job):
-    canceller = JobCanceller(database, bus, Finisher(database, Queue(database), AccountingService(database, None)))
+    canceller = JobCanceller(database, bus, Queue(database), completions(database))
     await canceller.terminate(UUID(str(job)), JobState.CANCELLED, "cancelled")
     return job
 

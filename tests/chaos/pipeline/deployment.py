@@ -45,6 +45,7 @@ from rota.server.access import ApiKeyStore
 from tests.chaos.pipeline import invariants, wal
 from tests.chaos.pipeline.history import COUNTED, Done, End, History, Layer, Run, Submit
 from tests.chaos.pipeline.poison_messages import Poisoner, text_of
+from tests.support.events import NO_EVENTS
 from tests.support.harness import processes
 from tests.support.queue import EXACT, FIELDS, SCAN, sql
 from tests.support.waiting import until
@@ -275,7 +276,7 @@ class Farm:
         submission = Submission(show=show, layers=(spec,), idempotency_key=submit.key, **more)
         for _ in range(tries):
             try:
-                (submitted,) = await Submitter(self.submitting, gate=gate).submit([submission])
+                (submitted,) = await Submitter(self.submitting, NO_EVENTS, gate=gate).submit([submission])
             except PostgresUnavailable:
                 await asyncio.sleep(0.2)
             else:

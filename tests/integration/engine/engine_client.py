@@ -19,6 +19,7 @@ from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
 from rota.queue import Queue
+from tests.support.events import NO_EVENTS
 
 
 async def days(database, moment):
@@ -40,7 +41,9 @@ async def _maintenance(database):
 
 
 async def retry(database, job):
-    await Resubmitter(database, Queue(database), Submitter(database), BlobStore(database)).retry_job(UUID(job))
+    await Resubmitter(database, Queue(database), Submitter(database, NO_EVENTS), BlobStore(database)).retry_job(
+        UUID(job)
+    )
 
 
 async def main(what, about):

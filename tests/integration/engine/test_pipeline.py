@@ -196,8 +196,8 @@ async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
         await refused.wait()
         await push(*given, **more)
 
-    async def record_refused(pending_queue, requests, outcomes):
-        await return_refused(pending_queue, requests, outcomes)
+    async def record_refused(pending_queue, requests, outcomes, asked):
+        await return_refused(pending_queue, requests, outcomes, asked)
         if any(outcome.refused for outcome in outcomes):
             refused.set()
 
@@ -207,6 +207,55 @@ async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
     await cluster.running("x", 6)
     gate.set()
     assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_cap_raised_while_refused_frames_are_returned_is_noticed_at_once(cluster, monkeypatch):
+    await cluster.worker(slots=50)
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+    dispatcher, queue = cluster.replica.engine.dispatcher, cluster.replica.queue
+    returning, go_on, give_back = asyncio.Event(), asyncio.Event(), queue.give_back
+
+    async def give_back_late(tokens):
+        returning.set()
+        await go_on.wait()
+        return await give_back(tokens)
+
+    await stop_polling(dispatcher, monkeypatch)
+    monkeypatch.setattr(queue, "give_back", give_back_late)
+    gate = hanging("x")
+    job = await cluster.submit("hang", "x", frames=6)
+    await returning.wait()
+    [pending] = dispatcher.pending_queues.entries.values()
+    resets = pending.resets
+    await cluster.replica.accounting.change(
+        lambda admin: admin.change_subscription("film", "local", burst=6, actor="test")
+    )
+    await until(lambda: pending.resets > resets and not pending.waiting, what="a round that finds no frame")
+    go_on.set()
+    await cluster.running("x", 6)
+    gate.set()
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_round_in_flight_holds_only_the_slots_of_its_frames(cluster, monkeypatch):
+    await cluster.show("other")
+    await cluster.worker(slots=2)
+    dispatcher, accounting = cluster.replica.engine.dispatcher, cluster.replica.accounting
+    booking, go_on, book = asyncio.Event(), asyncio.Event(), accounting.book
+
+    async def book_late(show, groups, **more):
+        if not booking.is_set():
+            booking.set()
+            await go_on.wait()
+        return await book(show, groups, **more)
+
+    monkeypatch.setattr(accounting, "book", book_late)
+    await stop_polling(dispatcher, monkeypatch)
+    first = await cluster.submit("noop")
+    await booking.wait()
+    assert await cluster.ended(await cluster.submit("noop", show="other")) == "SUCCEEDED"
+    go_on.set()
+    assert await cluster.ended(first) == "SUCCEEDED"
 
 
 async def test_waiting_job_can_get_a_cap_before_it_runs(cluster):

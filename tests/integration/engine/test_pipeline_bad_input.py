@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from rota.engine.completion.finisher import LATE_ENDS
+from rota.engine.completion.publisher import LATE_ENDS
 from rota.engine.completion.report_consumer import INVALID_MESSAGES, RANGE_TOKENS_MAX, TOKENS_MAX
 from rota.engine.completion.retry_decision import WORKER_LOST, decide_retry_after_loss
 from rota.infra.nats import BusMessage

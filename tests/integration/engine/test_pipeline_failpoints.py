@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from rota.engine.completion import canceller
-from rota.engine.completion.finisher import DISPATCH_FAILED, finish_jobs
+from rota.engine.completion.finisher import DISPATCH_FAILED
+from rota.engine.completion.job_ends import finish_jobs
 from rota.infra import failpoints
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.jobs.submission import Budget

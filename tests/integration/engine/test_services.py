@@ -21,6 +21,7 @@ from rota.model.quota import Level
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.integration.infra.nats_support import consumer_info, delete_stream
+from tests.support.events import NO_EVENTS
 from tests.support.kernels import TABLE, Table
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
@@ -61,7 +62,7 @@ async def test_bus_submission_runs_and_an_invalid_one_becomes_a_dead_letter(clus
 
 async def test_deferred_job_is_decided_and_runs(cluster):
     await cluster.worker()
-    submitter = Submitter(cluster.database, gate=DeferredGate())
+    submitter = Submitter(cluster.database, NO_EVENTS, gate=DeferredGate())
     [one] = await submitter.submit([Submission(show="film", layers=(LayerSpec(task="noop", frames=3),))])
     assert one.state == "PENDING"
     assert await cluster.ended(one.job) == "SUCCEEDED"

@@ -14,6 +14,7 @@ from rota.model.errors import BreakerOpen, Unavailable
 from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.policy.decision import PolicyDecision, PolicyEffect
 from rota.model.protocol import SUBMIT_SUBJECT
+from tests.support.events import NO_EVENTS
 from tests.support.kernels import TABLE, decision
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, seen
@@ -95,7 +96,11 @@ async def submit_every_way(cluster, kinds):
     """Submit by both servers, in a caller transaction, over the bus, and without a kernel."""
     one, two = (replica.engine.submitter for replica in cluster.replicas)
     batch = [submission_of(kind) for kind in kinds]
-    calls = [one.submit(batch), two.submit(batch), Submitter(cluster.database, gate=DeferAll()).submit(batch)]
+    calls = [
+        one.submit(batch),
+        two.submit(batch),
+        Submitter(cluster.database, NO_EVENTS, gate=DeferAll()).submit(batch),
+    ]
     for result in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(result, list), result
     async with cluster.database.transaction() as tx:

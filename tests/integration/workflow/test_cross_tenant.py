@@ -5,6 +5,7 @@ import pytest
 from rota.engine.submission.submitter import Submitter
 from rota.model.jobs.submission import Compensation, LayerSpec, Submission
 from rota.model.workflows.spec import StepSpec
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show
 from tests.support.queue import sql
 from tests.support.workflows import WorkflowHarness, end_job
@@ -24,7 +25,7 @@ async def harness(database):
 
 async def finish_foreign_job(harness, run, state="SUCCEEDED", **more):
     """Submit and end a job of another show that names the run."""
-    [made] = await Submitter(harness.database).submit(
+    [made] = await Submitter(harness.database, NO_EVENTS).submit(
         [
             Submission(
                 show="other",

@@ -9,6 +9,7 @@ from rota.model.access import Role
 from rota.model.events import Event, EventFilter
 from rota.model.sse import SseParser as Lines
 from rota.server import services
+from rota.workflow.notifier import UnpublishedRuns
 from tests.integration.engine.events.events_support import Reading
 from tests.support.api import Api, problem
 from tests.support.replica_and_worker import Farm
@@ -102,7 +103,7 @@ async def test_history_watch_without_events_still_sees_progress(api):
     ask = {"id": "ok", "type": "approval", "approval": {"text": "Go?"}}
     await client.post("/workflows", json={"name": "ask", "show": "film", "steps": [ask]})
     run = (await commands.start("film", "ask", actor="ann")).run
-    commands.advancer.on_happened = lambda _done: None
+    commands.advancer.notifier = UnpublishedRuns()
     async with asyncio.timeout(20), histories.watch(run) as watch:
         assert [moment.happened.what for _, moment in await watch.next_entries(5)] == ["began", "began"]
         await client.post(f"/runs/{run}/cancel")

@@ -10,6 +10,7 @@ from rota.model.jobs.submission import Compensation, LayerSpec, Submission
 from rota.model.policy.decision import PolicyDecision, PolicyEffect
 from rota.model.workflows.spec import StepSpec
 from rota.queue import Queue
+from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.sagas import Sagas
 from tests.support.jobs import a_show
 from tests.support.queue import sessions_over, sql
@@ -453,7 +454,9 @@ async def test_failing_kernel_does_not_block_sagas_and_compensation_waits_for_ad
                 raise fails
             return []
 
-    harness.advancer.advancing.sagas = Sagas(harness.database, Queue(harness.database).dead_letters, Failing())
+    harness.advancer.advancing.sagas = Sagas(
+        harness.database, Queue(harness.database).dead_letters, UnpublishedRuns(), Failing()
+    )
     await booked_run(harness)
     await fail(harness)
     states = [row["state"] for row in await harness.database.rows(STATES)]

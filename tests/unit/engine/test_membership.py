@@ -20,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def members(clock):
-    return ClusterMembership(None, "here:1", clock)
+    return ClusterMembership(None, lambda _owns: None, "here:1", clock)
 
 
 def test_recent_heartbeats_make_replicas_live_and_silent_replicas_are_forgotten(members, clock):

@@ -1,8 +1,10 @@
 """When job states are written to the database."""
 
+from types import SimpleNamespace
 from uuid import UUID
 
 from rota.engine.dispatch.state_writer import DEBOUNCE_S, JobStateWriter
+from tests.support.events import NO_EVENTS
 
 
 class ManualClock:
@@ -31,7 +33,7 @@ class FakeDatabase:
 
 def make_writer():
     clock, database = ManualClock(), FakeDatabase()
-    return JobStateWriter(database, clock), clock, database
+    return JobStateWriter(database, NO_EVENTS, clock), clock, database
 
 
 async def test_job_dispatched_just_now_is_not_written_with_older_ones():
@@ -58,7 +60,7 @@ async def test_state_of_a_job_that_ended_within_the_debounce_window_is_never_wri
     writer, clock, database = make_writer()
     writer.record_dispatched([UUID(int=1), UUID(int=2)])
     writer.record_running([UUID(int=1)])
-    writer.forget([UUID(int=1)])
+    writer.forget_ended([SimpleNamespace(job=UUID(int=1))])
     clock.at_s += DEBOUNCE_S
     await writer.flush()
     assert database.states == [(2, "DISPATCHED")]

@@ -252,6 +252,35 @@ def test_reserved_capacity_is_excluded_from_plans_until_unreserved_once():
     assert fleet.registry.plan(FRAME, 20).planned == 10
 
 
+def test_shrunk_reservation_keeps_the_first_frames_and_announces_the_rest():
+    fleet = Fleet()
+    for name in "ab":
+        fleet.beat(name, slots=4)
+    notified = []
+    plan = fleet.registry.plan(FRAME, 8)
+    held = fleet.registry.reserve(plan)
+    fleet.registry.capacity_listeners.append(lambda: notified.append(1))
+    fleet.registry.shrink(held, 8)
+    assert (fleet.registry.fitting_frames(FRAME), notified) == (0, [])
+    fleet.registry.shrink(held, 5)
+    assert (fleet.registry.fitting_frames(FRAME), notified) == (3, [1])
+    assert [(worker.id, n) for worker, n in held.shares] == [(plan.portions[0].worker, 4), (plan.portions[1].worker, 1)]
+    fleet.registry.unreserve(held, allocated=5)
+    assert notified == [1], "what was reserved is allocated now"
+    fleet.registry.shrink(held, 1)
+    assert fleet.registry.fitting_frames(FRAME) == 8
+
+
+def test_unreserved_capacity_that_was_not_allocated_is_announced():
+    fleet = Fleet()
+    fleet.beat(slots=4)
+    notified = []
+    held = fleet.registry.reserve(fleet.registry.plan(FRAME, 4))
+    fleet.registry.capacity_listeners.append(lambda: notified.append(1))
+    fleet.registry.unreserve(held, allocated=3)
+    assert notified == [1]
+
+
 def test_reservation_of_a_removed_worker_is_unreserved_safely():
     fleet = Fleet()
     fleet.beat()
@@ -416,7 +445,7 @@ def test_invalid_heartbeat_is_refused(heartbeat):
 def test_capacity_callback_fires_when_more_frames_may_fit():
     fleet = Fleet()
     notified = []
-    fleet.registry.on_capacity = lambda: notified.append(1)
+    fleet.registry.capacity_listeners.append(lambda: notified.append(1))
     fleet.beat()
     assert notified
     notified.clear()

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from rota.accounting.service import AccountingService
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.tables import CliPage, Table
 from rota.cli.db import commands as db_commands
@@ -17,7 +16,6 @@ from rota.cli.jobs.view import decode_value, job_page, json_text
 from rota.cli.quota.actions import current_actor, print_page
 from rota.engine.admission.approvals import Approver, VoteResult
 from rota.engine.admission.controller import AdmissionController
-from rota.engine.completion.finisher import Finisher
 from rota.engine.queries.jobs import JobQueries, JobView
 from rota.infra.postgres import Database, check_current
 from rota.infra.telemetry.redaction import redact
@@ -27,7 +25,7 @@ from rota.model.ids import JobId, parse_id
 from rota.model.settings import Settings
 from rota.model.units import humanize_duration
 from rota.model.workflows.approval_steps import StepApprovalView
-from rota.queue import Queue
+from rota.runtime import build_completions
 from rota.workflow.definitions import Definitions
 from rota.workflow.step_approvals import StepApprovals
 
@@ -38,10 +36,9 @@ TEXT_CHARS_MAX: Final = 2000
 class ApprovalContext:
     def __init__(self, database: Database) -> None:
         # No Redis: a job that waits for approval was never queued, so nothing is booked.
-        finisher = Finisher(database, Queue(database), AccountingService(database, None))
-        self.approver = Approver(database, AdmissionController(database, finisher))
+        self.approver = Approver(database, AdmissionController(database, build_completions(database)))
         self.jobs = JobQueries(database)
-        self.steps = StepApprovals(Definitions(database))
+        self.steps = StepApprovals(Definitions(database), asyncio.Event())
         self.approver.subjects["step"] = self.steps
         self.voter = Voter(current_actor(), current_actor(), is_operator=True)
 

@@ -28,6 +28,7 @@ from rota.infra.postgres import Database, check_current
 from rota.model.policy.outputs import OutputCheck, OutputReviewResult, OutputSummary, OutputView
 from rota.model.settings import Settings
 from rota.queue import Queue
+from rota.runtime import build_completions
 
 NO_OUTPUTS: Final = "No output matches."
 
@@ -45,8 +46,9 @@ def run(settings: Settings, work: Callable[[OutputContext], Awaitable[CliPage]],
         async with db_commands.open_database(settings) as database:
             await check_current(database)
             store = BlobStore(database, store_target(with_local_store(settings)))
+            review = OutputReview(database, store, Queue(database), build_completions(database))
             who = OutputReviewer(current_actor(), (current_actor(),))
-            return await work(OutputContext(database, OutputReview(database, store, Queue(database)), who))
+            return await work(OutputContext(database, review, who))
 
     print_page(asyncio.run(done()), form=form)
 

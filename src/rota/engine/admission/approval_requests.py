@@ -7,7 +7,7 @@ more: the same rule, and no more votes than were cast. Otherwise another approva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import msgspec
@@ -45,8 +45,6 @@ class ApprovalRequests:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.approvals = ApprovalStore(database)
-        self.on_requested: Callable[[Sequence[Approval]], None] = _ignore
-        """Called after the commit with the approvals that were requested."""
 
     async def apply_grants(
         self, jobs: Sequence[JobId], decisions: Sequence[AdmissionDecision]
@@ -124,7 +122,3 @@ def _approvable_job(layers: Sequence[Record]) -> ApprovableJob:
         decode_details(job["request"]),
         job["state"] == "APPROVAL_REQUIRED" and job["ends_as"] is None,
     )
-
-
-def _ignore(_approvals: Sequence[Approval]) -> None:
-    return None

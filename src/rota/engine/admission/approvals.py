@@ -28,7 +28,8 @@ from rota.engine.admission.approval_requests import approvable_jobs
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.admission.decision import AdmissionDecision, AdmissionVerdict
 from rota.engine.admission.transitions import approve
-from rota.engine.completion.finisher import CompletionResult, JobEnd
+from rota.engine.completion.job_ends import JobEnd
+from rota.engine.completion.publisher import CompletionResult
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Transaction, query
@@ -75,8 +76,7 @@ class Approver:
         self.database = database
         self.approvals: ApprovalStore = controller.approval_requests.approvals
         self.subjects: dict[str, ApprovalSubjects] = {"job": _JobApprovalSubjects(controller)}
-        self.on_decided: Callable[[Approval], None] = _ignore
-        """Called after the commit with the approval that was decided."""
+        self._events = controller.events
 
     async def find(self, reference: str) -> Approval:
         """By approval id, or the latest approval of the job or step with this id."""
@@ -148,7 +148,7 @@ class Approver:
             await after()
         if approval.state is not ApprovalState.PENDING and approval.decided_at is not None:
             record_decision(approval, approval.state, approval.decided_at)
-            self.on_decided(approval)
+            self._events.approval_decided(approval)
 
     async def expire(self) -> int:
         """Deny subjects whose approval has expired; returns how many. One failure does not block the others."""
@@ -212,8 +212,7 @@ class _JobApprovalSubjects:
     async def _after_denial(self, ended: list[JobEnd]) -> None:
         result = CompletionResult()
         result.finished = ended
-        await self._controller.finisher.after_commit(result)
-        self._controller.on_ended(ended)
+        await self._controller.publisher.publish(result)
 
 
 def approval_not_found(reference: str) -> NotFound:
@@ -258,7 +257,3 @@ def _decision_text(state: ApprovalState, who: str, reason: str) -> str:
     if state is ApprovalState.EXPIRED:
         return "not approved in time"
     return f"{state} by {who}{f': {reason}' if reason else ''}"
-
-
-def _ignore(_approval: Approval) -> None:
-    return None

@@ -49,7 +49,8 @@ from rota.engine.admission.decision import (
 )
 from rota.engine.admission.policy_call import policy_input_from_row, query_kernel
 from rota.engine.admission.transitions import AppliedDecisions, apply_decisions, defer
-from rota.engine.completion.finisher import COUNT_ENDS, CompletionResult, Finisher, JobEnd, finish_jobs
+from rota.engine.completion.job_ends import COUNT_ENDS, JobEnd, finish_jobs
+from rota.engine.completion.publisher import CompletionPublisher, CompletionResult
 from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Acknowledgement, ConsumerSpec, Delivery, Terminate
@@ -62,7 +63,7 @@ from rota.model.policy.decision import Kernel, PolicyDecision, PolicyEffect
 from rota.model.reasons import Reason
 from rota.policy.decision_store import encode_decision
 from rota.policy.request_builder import PolicyInput, group_stored_jobs
-from rota.queue.dead_letters import DeadLetter
+from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
 
 MARK_DENIED = query(__package__, "gatekeeper_deny")
 PENDING = query(__package__, "gatekeeper_pending")
@@ -127,7 +128,7 @@ class AdmissionController:
     def __init__(
         self,
         database: Database,
-        finisher: Finisher,
+        publisher: CompletionPublisher,
         kernel: Kernel | None = None,
         *,
         throttle_s: float = 5.0,
@@ -135,14 +136,13 @@ class AdmissionController:
         clock: Clock | None = None,
     ) -> None:
         self.database = database
-        self.finisher = finisher
+        self.publisher = publisher
+        self.events = publisher.events
         self.kernel = kernel
         self.approval_requests = ApprovalRequests(database)
         self.is_ending = False
         """Draining: an unreachable policy no longer fails open, whatever the setting."""
-        self.on_ended: Callable[[list[JobEnd]], None] = _ignore
-        self.on_decided: Callable[[AdmissionOutcome], None] = _ignore
-        """Called after the commit with what took effect."""
+        self._dead_letters = DeadLetterQueue(database)
         self._throttle_s = throttle_s
         self._fail_open = fail_open
         self._clock = clock or SystemClock()
@@ -243,11 +243,10 @@ class AdmissionController:
             outcome = AdmissionOutcome(list(asked), by_job, applied.admitted, denied, applied.held)
             await audit.append_decisions(tx, outcome)
             failpoints.hit("gatekeeper.before_commit")
-        await self.finisher.after_commit(completion)
-        self.on_ended(completion.finished)
-        self.approval_requests.on_requested(requested)
+        await self.publisher.publish(completion)
+        self.events.approvals_requested(requested)
         _record_metrics(outcome, completion.finished)
-        self.on_decided(outcome)
+        self.events.jobs_decided(outcome)
         return outcome
 
     async def _defer_not_admitted(
@@ -271,7 +270,7 @@ class AdmissionController:
         finished = await finish_jobs(on, ended)
         dead_letters = [_dead_letter(end, jobs[end.job]) for end in finished]
         if dead_letters:
-            await self.finisher.queue.dead_letters.add(dead_letters, on=on)
+            await self._dead_letters.add(dead_letters, on=on)
         return finished
 
 
@@ -305,7 +304,3 @@ def _record_metrics(outcome: AdmissionOutcome, denied: Sequence[JobEnd]) -> None
             FAILED_OPEN.labels(job.topic).inc()
     for verdict, jobs in by_verdict.items():
         DECISIONS.labels(verdict).inc(jobs)
-
-
-def _ignore(_event: object) -> None:
-    return None

@@ -26,13 +26,19 @@ NAME_MAX: Final = 200
 
 
 class ClusterMembership:
-    def __init__(self, bus: Bus, name: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        on_change: Callable[[Callable[[UUID], bool]], None],
+        name: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.bus = bus
         self.name = name or replica_name()
         self._clock = clock or SystemClock()
         self._last_heartbeat: dict[str, float] = {}
         self._present: list[str] = [self.name]
-        self.on_change: Callable[[], None] = _ignore
+        self._on_change = on_change
         """Called when a replica joined or left."""
         self.hears_itself_since: float | None = None
         """Since when our own heartbeats arrive without a gap; without them, silence of others means nothing."""
@@ -92,8 +98,4 @@ class ClusterMembership:
         self._last_heartbeat = {name: self._last_heartbeat[name] for name in present if name in self._last_heartbeat}
         if present != self._present:
             self._present = present
-            self.on_change()
-
-
-def _ignore() -> None:
-    return None
+            self._on_change(self.owns_worker)

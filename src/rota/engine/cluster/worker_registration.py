@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Final
-from uuid import UUID
 
 import msgspec
 import structlog
 
+from rota.engine.events.sink import EventSink
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Bus, CoreMessage
 from rota.infra.postgres import Database, query
@@ -37,6 +36,7 @@ class WorkerRegistration:
         self,
         database: Database,
         bus: Bus,
+        events: EventSink,
         *,
         heartbeat_s: float = 2.0,
         lease_s: float = 60.0,
@@ -47,7 +47,7 @@ class WorkerRegistration:
         self._heartbeat_s = heartbeat_s
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
-        self.on_registered: Callable[[UUID, Register], None] = _ignore
+        self._events = events
 
     async def run(self, life: Lifecycle) -> None:
         async with (
@@ -83,7 +83,7 @@ class WorkerRegistration:
                 f"There is no pool {register.pool!r}: create it with `rota pool create`, or use another."
             )
         log.info("worker_registered", worker=register.name, pool=register.pool, slots=register.slots)
-        self.on_registered(worker, register)
+        self._events.worker_changed("came", worker, register.name, register.pool)
         return Registered(worker, self._heartbeat_s, self._lease_s)
 
 
@@ -98,7 +98,3 @@ def _check(register: Register) -> None:
         raise InvalidInput("A worker's resources must not be negative: use cores, gpus and memory_mb from 0 on.")
     if max(register.cores, register.gpus, register.memory_mb) > RESOURCE_MAX:
         raise InvalidInput(f"A worker's resources are too large: use cores, gpus and memory_mb up to {RESOURCE_MAX}.")
-
-
-def _ignore(_worker: UUID, _hello: Register) -> None:
-    return None

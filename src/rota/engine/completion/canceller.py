@@ -11,13 +11,13 @@ A proc remains until its worker reports that the frame has stopped, or is lost: 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
 import structlog
 
-from rota.engine.completion.finisher import COUNT_ENDS, END_AS, CompletionResult, Finisher, JobEnd, finish_jobs
+from rota.engine.completion.job_ends import COUNT_ENDS, END_AS, finish_jobs
+from rota.engine.completion.publisher import CompletionPublisher, CompletionResult
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.nats import Bus
@@ -28,6 +28,7 @@ from rota.model.job_states import JobState
 from rota.model.protocol import CANCEL_SUBJECT, CancelFrames, encode
 from rota.model.reasons import Reason
 from rota.model.token_ranges import TokenRange, to_ranges
+from rota.queue import Queue
 
 OPEN_LAYERS = query(__package__, "job_open_layers")
 LOCK = query(__package__, "job_lock")
@@ -39,12 +40,11 @@ MAX_BATCH: Final = 4096
 
 
 class JobCanceller:
-    def __init__(self, database: Database, bus: Bus, finisher: Finisher) -> None:
+    def __init__(self, database: Database, bus: Bus, queue: Queue, publisher: CompletionPublisher) -> None:
         self.database = database
-        self.bus = bus
-        self.finisher = finisher
-        self.on_ended: Callable[[list[JobEnd]], None] = _ignore
-        finisher.end_early = self.finish_termination
+        self._bus = bus
+        self._queue = queue
+        self._publisher = publisher
 
     async def terminate(self, job: JobId, state: JobState, reason: str) -> JobState | None:
         """Terminate a live job in this state, or the state it is already ending in; None: no such live job.
@@ -76,8 +76,7 @@ class JobCanceller:
         """One pass over a job that is ending; True if nothing is left."""
         async with self.database.transaction() as tx:
             result, stopped = await self._termination_pass(tx, job)
-        await self.finisher.after_commit(result)
-        self.on_ended(result.finished)
+        await self._publisher.publish(result)
         if stopped:
             await self._send_cancel(stopped)
         return bool(result.finished) or not stopped
@@ -91,7 +90,7 @@ class JobCanceller:
         ends_as, reason = layers[0]["ends_as"], layers[0]["reason"]
         ended: dict[UUID, int] = defaultdict(int)
         for layer in layers:
-            waiting = await self.finisher.queue.cancel_waiting(job, layer["pk_layer"], on=tx)
+            waiting = await self._queue.cancel_waiting(job, layer["pk_layer"], on=tx)
             ended[layer["pk_layer"]] += layer["unqueued"] or waiting
         stopped = await self._close_running(tx, job, ended)
         finished = await tx.value(COUNT_ENDS, list(ended), list(ended.values()), ends_as, 0)
@@ -101,7 +100,7 @@ class JobCanceller:
 
     async def _close_running(self, tx: Transaction, job: UUID, ended: dict[UUID, int]) -> list[TokenRange]:
         rows = {row["token"]: row["pk_layer"] for row in await tx.rows(PROCS, job, MAX_BATCH)}
-        closed = await self.finisher.queue.cancel_running(rows, on=tx) if rows else None
+        closed = await self._queue.cancel_running(rows, on=tx) if rows else None
         for token, layer in rows.items():
             if closed is not None and token not in closed.refused:
                 ended[layer] += 1
@@ -110,7 +109,7 @@ class JobCanceller:
     async def _send_cancel(self, tokens: list[TokenRange]) -> None:
         """Best effort: the leader repeats it while a worker holds the frames."""
         try:
-            await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
+            await self._bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
         except NatsUnavailable:
             log.info("cancel_publish_failed", runs=len(tokens))
 
@@ -123,7 +122,3 @@ async def request_cancellation(database: Database, job: JobId, actor: str) -> bo
             return False
         await audit.append(tx, [AuditEntry(actor, "job.cancel", f"job:{job}")])
     return True
-
-
-def _ignore(_ended: list[JobEnd]) -> None:
-    return None

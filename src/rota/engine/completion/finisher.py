@@ -14,8 +14,8 @@ accounting checks shortly after which of the tokens are tombstoned and releases 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -25,7 +25,9 @@ import msgspec
 from rota.accounting import allocations
 from rota.accounting.allocations import ProcDeleteResult
 from rota.accounting.ledger import NIL_UUID, Charge, ReleasedTokens, SingleFrameBatch
-from rota.accounting.service import AccountingService
+from rota.engine.completion.canceller import JobCanceller
+from rota.engine.completion.job_ends import COUNT_ENDS, END_AS, JobEnd, finish_jobs
+from rota.engine.completion.publisher import CompletionPublisher, CompletionResult, DeadLetterNotice
 from rota.engine.completion.retry_decision import (
     WORKER_LOST,
     AttemptOutcome,
@@ -35,11 +37,10 @@ from rota.engine.completion.retry_decision import (
 )
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.sync_check import CheckedFrames, SyncOutputChecker
-from rota.engine.tracing import JobTracer, now_ns
 from rota.infra import failpoints
 from rota.infra.blob_store import PUT, BlobLocation, pointer_to, put_arguments
 from rota.infra.postgres import Database, Record, Transaction, query
-from rota.infra.telemetry import metrics, tracing
+from rota.infra.telemetry import metrics
 from rota.model.artifacts import format_artifact
 from rota.model.backoff import DispatchBackoff
 from rota.model.errors import PostgresUnavailable, RotaError
@@ -59,16 +60,11 @@ from rota.queue.tokens import masks_of, tokens_in
 
 SUCCEED = query(__package__, "frames_succeed")
 BOOKED_FRAMES = query(__package__, "frames_held")
-COUNT_ENDS = query(__package__, "layers_count")
-END_AS = query(__package__, "job_end_as")
-FINISH = query(__package__, "jobs_finish")
 LAYERS = query(__package__, "layers_for_ends")
 ADD_ENDS = query(__package__, "frame_ends_add")
 FAILURES = query(__package__, "frame_failures")
 DISPATCH_FAILED = query(__package__, "dispatch_failed")
 
-COMPLETED = metrics.counter("rota_jobs_completed", "Jobs that ended, by state.", labels=("topic", "status"))
-LATE_ENDS = metrics.counter("rota_frames_late", "Late results: the attempt had ended before, or was not the sender's.")
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are retried, by reason.", labels=("reason",))
 
 ARTIFACT_LIMIT: Final = "artifact_limit"
@@ -76,42 +72,6 @@ DEAD_LETTER_REASONS: Final = frozenset({"max_scheduling_retries", WORKER_LOST, R
 """Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
 _WORK = msgspec.msgpack.Decoder(Work)
-
-
-class JobEnd(msgspec.Struct, frozen=True):
-    """A job that ended in this transaction."""
-
-    job: JobId
-    show: ShowId
-    topic: str
-    state: JobState
-    workflow_id: str | None
-
-
-class DeadLetterNotice(NamedTuple):
-    """A dead-lettered frame or output; `show` is None where it is unknown."""
-
-    reason: str
-    show: ShowId | None
-    job: JobId
-    what: str = "frame"
-
-
-class CompletionResult(msgspec.Struct):
-    """Result of a completion transaction, for the updates of Redis, the worker registry and the dispatcher."""
-
-    released: dict[ShowId, ProcDeleteResult] = {}
-    finished: list[JobEnd] = []
-    freed: list[TokenRange] = []
-    """Tokens whose procs were deleted."""
-    letters: list[DeadLetterNotice] = []
-    failing: list[JobId] = []
-    """Jobs to terminate because one of their frames failed (fail-fast)."""
-    late: int = 0
-    scans: bool = False
-    """Whether some outputs need an asynchronous scan."""
-    since_ns: int = msgspec.field(default_factory=now_ns)
-    """When the transaction began."""
 
 
 class EndedAttempt(NamedTuple):
@@ -134,21 +94,22 @@ class DispatchFailures(NamedTuple):
 
 class Finisher:
     def __init__(
-        self, database: Database, queue: Queue, accounting: AccountingService, pace: SchedulerSettings | None = None
+        self,
+        database: Database,
+        queue: Queue,
+        publisher: CompletionPublisher,
+        canceller: JobCanceller,
+        outputs: SyncOutputChecker | None = None,
+        pace: SchedulerSettings | None = None,
     ) -> None:
         self.database = database
         self.queue = queue
-        self.accounting = accounting
-        self.listeners: list[Callable[[Sequence[JobEnd]], None]] = []
-        """Called after the commit with the jobs that ended here, unless the reply of the commit was lost."""
-        self.traces = JobTracer(database)
-        self.decision_store = DecisionStore(database)
-        self.on_dead_letters: Callable[[Sequence[DeadLetterNotice]], None] = _ignore
-        """Called after the commit with dead-lettered frames."""
-        self.end_early: Callable[[UUID], Awaitable[object]] = _ignore_failing_job
-        """Terminates the rest of a job that is marked as ending; the leader also does so shortly after."""
-        self.outputs: SyncOutputChecker | None = None
+        self.publisher = publisher
+        self.outputs = outputs
         """Checks outputs; None: no output policy."""
+        self._accounting = publisher.accounting
+        self._canceller = canceller
+        self._decision_store = DecisionStore(database)
         self._pace = pace = pace or SchedulerSettings()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
@@ -158,7 +119,7 @@ class Finisher:
         with self._report_unknown_commit(lambda: expand_ranges(sorted(runs))):
             result = await self._write_successes(worker, runs, took_ms)
             failpoints.after_send("finish.success")
-        await self.after_commit(result)
+        await self._after_commit(result)
         return result
 
     async def finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
@@ -168,7 +129,7 @@ class Finisher:
                 result = await self._write_ends(tx, worker, ends)
                 failpoints.hit("finish.before_commit")
             failpoints.after_send("finish.ended")
-        await self.after_commit(result)
+        await self._after_commit(result)
         return result
 
     async def fail_unplaceable(self, claims: Sequence[Claim], reason: str) -> CompletionResult:
@@ -187,7 +148,7 @@ class Finisher:
         result.letters = [
             DeadLetterNotice(reason, shows.get(job), job) for job in dict.fromkeys(piece.job for piece in pieces)
         ]
-        await self.after_commit(result)
+        await self._after_commit(result)
         return result
 
     @contextmanager
@@ -197,28 +158,16 @@ class Finisher:
             yield
         except (PostgresUnavailable, failpoints.LostReply) as error:
             if getattr(error, "facts", {}).get("outcome", "unknown") == "unknown":
-                self.accounting.add_unknown_commit(tokens())
+                self._accounting.add_unknown_commit(tokens())
             raise
 
-    async def after_commit(self, result: CompletionResult) -> None:
-        """After the commit. Reconciliation corrects Redis if an update is lost."""
-        if result.letters:
-            self.on_dead_letters(result.letters)
+    async def _after_commit(self, result: CompletionResult) -> None:
         if result.scans and self.outputs is not None:
             self.outputs.due.set()
-        for show, deleted in result.released.items():
-            await self.accounting.publisher.publish(show, deleted)
-        LATE_ENDS.inc(result.late)
-        for failing in result.failing:
-            with suppress(RotaError):
-                await self.end_early(failing)
-        for (topic, state), jobs in Counter((job.topic, job.state) for job in result.finished).items():
-            COMPLETED.labels(topic, state).inc(jobs)
-        if result.finished:
-            for listener in self.listeners:
-                listener(result.finished)
-        if result.finished and tracing.is_enabled():
-            await self.traces.record_finished(result.finished, result.since_ns)
+        await self.publisher.publish(result)
+        for job in result.failing:
+            with suppress(RotaError):  # the leader also does it shortly after
+                await self._canceller.finish_termination(job)
 
     async def _write_successes(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
         result = CompletionResult()
@@ -294,7 +243,7 @@ class Finisher:
         layers = {row["pk_layer"]: row for row in await tx.rows(LAYERS, list({f.layer for f in frames.values()}))}
         refused = [frame for frame in frames.values() if frame.end.status is AttemptStatus.REFUSED]
         undispatched = await self._count_dispatch_failures(tx, refused)
-        decisions = await self.decision_store.read({row["word"] for row in layers.values()}, on=tx)
+        decisions = await self._decision_store.read({row["word"] for row in layers.values()}, on=tx)
         again = [frame for frame in frames.values() if frame.attempt > 1]
         before = await self._past_failures(tx, again) if again else {}
         return {
@@ -458,19 +407,6 @@ class Finisher:
             result.failing.append(job)
 
 
-async def finish_jobs(tx: Transaction, jobs: Iterable[UUID], because: str | None = None) -> list[JobEnd]:
-    """End those of the jobs that have no open frame."""
-    return [job_end(row) for row in await tx.rows(FINISH, sorted(jobs), because)]
-
-
-def _ignore(_notices: Sequence[DeadLetterNotice]) -> None:
-    return None
-
-
-async def _ignore_failing_job(_job: UUID) -> None:
-    return None
-
-
 def _has_output(end: AttemptResult) -> bool:
     return end.value is not None or end.pointer is not None or bool(end.artifacts)
 
@@ -520,12 +456,6 @@ def _read_released(row: Record, result: CompletionResult, *, single: bool) -> No
         released = [*released, ReleasedTokens(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
     result.released[show] = ProcDeleteResult(released, row["managed"], row["fence"], swarms)
     result.freed += to_ranges(tokens)
-
-
-def job_end(row: Record) -> JobEnd:
-    return JobEnd(
-        JobId(row["pk_job"]), ShowId(row["pk_show"]), row["topic"], JobState(row["state"]), row["workflow_id"]
-    )
 
 
 def _budgets(layer: Record | None, decisions: Mapping[int, PolicyDecision]) -> PolicyBudgets:

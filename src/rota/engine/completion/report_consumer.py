@@ -16,7 +16,8 @@ from uuid import UUID
 
 import structlog
 
-from rota.engine.completion.finisher import CompletionResult, Finisher
+from rota.engine.completion.finisher import Finisher
+from rota.engine.completion.publisher import CompletionResult
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.nats import Acknowledgement, Bus, ConsumerSpec, CoreMessage, Delivery, Terminate
@@ -50,9 +51,8 @@ OnCompletion = Callable[[UUID, CompletionResult], None]
 
 
 class ReportConsumer:
-    def __init__(self, finisher: Finisher, state_writer: JobStateWriter, on_completion: OnCompletion) -> None:
+    def __init__(self, finisher: Finisher, on_completion: OnCompletion) -> None:
         self.finisher = finisher
-        self.state_writer = state_writer
         self._on_completion = on_completion
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
@@ -91,7 +91,6 @@ class ReportConsumer:
 
     def _after_commit(self, worker: UUID, result: CompletionResult) -> None:
         REPORT_FRAMES.observe(count_tokens(result.freed))
-        self.state_writer.forget(job.job for job in result.finished)
         self._on_completion(worker, result)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -22,18 +22,18 @@ from rota.accounting.ledger import (
     DeclineReason,
     SingleFrameBatch,
 )
-from rota.accounting.service import AccountingService
+from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
-from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.tracing import JobTracer, TracedDispatch, end_spans, now_ns
 from rota.infra import failpoints
-from rota.infra.blob_store import BlobLocation, BlobStore
+from rota.infra.blob_store import BlobLocation
 from rota.infra.clock import Clock
-from rota.infra.nats import Bus, BusMessage
-from rota.infra.postgres import Database, Record, query
+from rota.infra.nats import BusMessage
+from rota.infra.postgres import Record, query
 from rota.infra.telemetry import metrics, tracing
 from rota.model.backoff import Backoff
 from rota.model.errors import (
@@ -54,8 +54,9 @@ from rota.model.reasons import Reason
 from rota.model.token_ranges import to_ranges
 from rota.model.units import Centicores
 from rota.placement import PlacementPlan, WorkerRegistry
+from rota.placement.plan import CapacityReservation
 from rota.policy.decision_store import DecisionStore
-from rota.queue import Claim, FrameFailure, Queue
+from rota.queue import Claim, FrameFailure
 from rota.queue.claims import ClaimedRange
 
 if TYPE_CHECKING:
@@ -120,40 +121,40 @@ BookedSlice = tuple[WorkerSlice, Sequence[int]]
 """A slice and those of its tokens that were booked."""
 
 
+class DispatchState(NamedTuple):
+    """What a dispatcher keeps in memory between rounds."""
+
+    pending_queues: PendingQueues
+    parked_jobs: ParkedJobs
+    concurrency_limiter: ConcurrencyLimiter
+    state_writer: JobStateWriter
+
+
 class Assigner:
     def __init__(
-        self,
-        database: Database,
-        queue: Queue,
-        accounting: AccountingService,
-        bus: Bus,
-        registry: WorkerRegistry,
-        finisher: Finisher,
-        store: BlobStore,
-        pending_queues: PendingQueues,
-        state_writer: JobStateWriter,
-        parked_jobs: ParkedJobs,
-        concurrency_limiter: ConcurrencyLimiter,
-        clock: Clock,
+        self, backends: Backends, registry: WorkerRegistry, finisher: Finisher, state: DispatchState, clock: Clock
     ) -> None:
-        self.database = database
-        self.queue = queue
-        self.accounting = accounting
-        self.bus = bus
+        self.database = backends.database
+        self.queue = backends.queue
+        self.accounting = backends.accounting
+        self.bus = backends.bus
+        self.store = backends.store
         self.registry = registry
         self.finisher = finisher
-        self.store = store
-        self.pending_queues = pending_queues
-        self.state_writer = state_writer
-        self.parked_jobs = parked_jobs
-        self.concurrency_limiter = concurrency_limiter
+        self.pending_queues = state.pending_queues
+        self.parked_jobs = state.parked_jobs
+        self.concurrency_limiter = state.concurrency_limiter
+        self.state_writer = state.state_writer
         self.clock = clock
-        self.traces = JobTracer(database)
-        self.decision_store = DecisionStore(database)
+        self.traces = JobTracer(self.database)
+        self.decision_store = DecisionStore(self.database)
         self._layers: dict[LayerId, LayerExecution] = {}
         self._works: dict[bytes, Work] = {}
 
-    async def assign(self, pending: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim]) -> None:
+    async def assign(
+        self, pending: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim], reservation: CapacityReservation
+    ) -> None:
+        """Book the claimed frames and send them to their workers; `reservation` ends with their allocation."""
         failpoints.hit("dispatch.after_claim")
         since_ns = now_ns()
         claimed = [claimed_range for claim in claims for claimed_range in claim.ranges()]
@@ -174,9 +175,12 @@ class Assigner:
         parts = _slice_by_worker(live, plan, executions)
         pools = {portion.worker: portion.pool_id for portion in plan.portions}
         requests = _booking_requests(pending, parts, pools)
+        asked = BookingMoment.of(pending)
         outcomes = await self._book(pending, [request.asked for request in requests])
-        await self._return_refused(pending, requests, outcomes)
-        await self._publish(pending, requests, outcomes, pools, since_ns)
+        await self._return_refused(pending, requests, outcomes, asked)
+        by_worker = self._allocate(pending, requests, outcomes, pools, reservation)
+        if by_worker:
+            await self._publish(pending, by_worker, since_ns)
 
     async def _admit_jobs(self, pending: PendingQueue, claimed: Sequence[ClaimedRange]) -> list[ClaimedRange]:
         """Park the frames of jobs above the show's limit on concurrent jobs."""
@@ -249,14 +253,15 @@ class Assigner:
                 log.warning("booking_outcome_unknown", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))
 
-    async def _publish(
+    def _allocate(
         self,
         pending: PendingQueue,
         requests: Sequence[BookingRequest],
         outcomes: Sequence[BookingOutcome],
         pools: Mapping[UUID, PoolId],
-        since_ns: int,
-    ) -> None:
+        reservation: CapacityReservation,
+    ) -> dict[UUID, list[BookedSlice]]:
+        """Replace the reservation by the frames that were booked, by worker, in one step: none counts twice."""
         by_worker: dict[UUID, list[BookedSlice]] = defaultdict(list)
         frames = 0
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -264,21 +269,27 @@ class Assigner:
             if booked:
                 by_worker[request.asked.host] += _booked_slices(request, booked)
                 frames += len(booked)
-        if not by_worker:
-            return
-        failpoints.hit("dispatch.before_publish")
-        spans = await self._start_spans(by_worker, since_ns) if tracing.is_enabled() else []
-        messages = []
         for worker, slices in by_worker.items():
             tokens = [token for _, booked in slices for token in booked]
             self.registry.record_allocations(worker, to_ranges(tokens), pending.key.cls.need)
-            messages += [(worker, part, self._message(worker, part)) for part in _split_by_size(slices)]
             self.pending_queues.add_usage(pending.key.show, pools[worker], len(tokens) * pending.key.cls.need.cores)
+        self.registry.unreserve(reservation, allocated=frames)
+        return by_worker
+
+    async def _publish(self, pending: PendingQueue, by_worker: Mapping[UUID, list[BookedSlice]], since_ns: int) -> None:
+        failpoints.hit("dispatch.before_publish")
+        spans = await self._start_spans(by_worker, since_ns) if tracing.is_enabled() else []
+        messages = [
+            (worker, part, self._message(worker, part))
+            for worker, slices in by_worker.items()
+            for part in _split_by_size(slices)
+        ]
         self.state_writer.record_dispatched(
             {part.claimed_range.job for part, _ in (each for slices in by_worker.values() for each in slices)}
         )
         await self._send(messages)
         end_spans(spans)
+        frames = sum(len(booked) for slices in by_worker.values() for _, booked in slices)
         DISPATCHED.labels(pending.key.cls.topic).inc(frames)
 
     async def _start_spans(self, by_worker: Mapping[UUID, Sequence[BookedSlice]], since_ns: int) -> list[Span | None]:
@@ -349,7 +360,11 @@ class Assigner:
         return work
 
     async def _return_refused(
-        self, pending: PendingQueue, requests: Sequence[BookingRequest], outcomes: Sequence[BookingOutcome]
+        self,
+        pending: PendingQueue,
+        requests: Sequence[BookingRequest],
+        outcomes: Sequence[BookingOutcome],
+        asked: BookingMoment,
     ) -> None:
         """Return frames that were not booked and back off, so that they are not tried again immediately."""
         back: list[int] = []
@@ -360,13 +375,13 @@ class Assigner:
                     parked[request.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
-                    self._record_refusal(pending, request, Reason.of_level(outcome.refusal.table))
+                    self._record_refusal(pending, request, Reason.of_level(outcome.refusal.table), asked)
             for token, why in outcome.declined.items():
                 if why is DeclineReason.CAPPED:
                     parked[_job_of(request, token)].append(token)
                     continue
                 back.append(token)
-                self._record_refusal(pending, request, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE))
+                self._record_refusal(pending, request, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE), asked)
         for job, tokens in parked.items():
             REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
             await self.queue.park(tokens, job, rest_of=pending.lanes)
@@ -374,14 +389,17 @@ class Assigner:
         if back:
             REFUSALS.labels(pending.reason.value if pending.reason else "quota").inc(len(back))
             await self.queue.give_back(back)
+            self.pending_queues.frames_returned(pending, len(back))
         elif outcomes:
             self.pending_queues.mark_accepted(pending)
 
-    def _record_refusal(self, pending: PendingQueue, request: BookingRequest, reason: Reason) -> None:
+    def _record_refusal(
+        self, pending: PendingQueue, request: BookingRequest, reason: Reason, asked: BookingMoment
+    ) -> None:
         if reason is Reason.QUOTA_SUBSCRIPTION:
-            self.pending_queues.exclude_pool(pending, request.asked.charge.alloc)
+            self.pending_queues.exclude_pool(pending, request.asked.charge.alloc, asked)
         else:
-            self.pending_queues.mark_refused(pending, reason)
+            self.pending_queues.mark_refused(pending, reason, asked)
 
     async def _discard_ended(self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
         """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""

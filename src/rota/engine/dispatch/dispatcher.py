@@ -29,21 +29,18 @@ from uuid import UUID
 
 import structlog
 
-from rota.accounting.service import AccountingService
+from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch import metrics as waiting
-from rota.engine.dispatch.assigner import REFUSALS, Assigner
+from rota.engine.dispatch.assigner import REFUSALS, Assigner, DispatchState
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import POLL_INTERVAL_S, PendingQueue, PendingQueues
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.asyncio_cancel import cancellable
-from rota.infra.blob_store import BlobStore
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease import Leases
-from rota.infra.nats import Bus
-from rota.infra.postgres import Database, Notifications, query
+from rota.infra.postgres import Notifications, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import (
@@ -54,7 +51,7 @@ from rota.model.errors import (
 from rota.model.ids import ShowId
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
-from rota.queue import CHANNEL, Claim, Queue
+from rota.queue import CHANNEL, Claim
 
 log = structlog.get_logger(__name__)
 
@@ -74,43 +71,27 @@ LATENCY = metrics.histogram(
 class Dispatcher:
     def __init__(
         self,
-        database: Database,
-        queue: Queue,
-        accounting: AccountingService,
-        bus: Bus,
+        backends: Backends,
         registry: WorkerRegistry,
         finisher: Finisher,
-        leases: Leases,
-        store: BlobStore,
+        state_writer: JobStateWriter,
         *,
         clock: Clock | None = None,
     ) -> None:
-        self.database = database
-        self.queue = queue
+        self.database = backends.database
+        self.queue = backends.queue
+        self.leases = backends.leases
         self.registry = registry
         self.finisher = finisher
-        self.leases = leases
+        self.state_writer = state_writer
         self.clock = clock or SystemClock()
-        self.pending_queues = PendingQueues(database, queue, self.clock)
-        self.state_writer = JobStateWriter(database, self.clock)
-        self.parked_jobs = ParkedJobs(database, queue)
-        self.concurrency_limiter = ConcurrencyLimiter(database)
-        self.assigner = Assigner(
-            database,
-            queue,
-            accounting,
-            bus,
-            registry,
-            finisher,
-            store,
-            self.pending_queues,
-            self.state_writer,
-            self.parked_jobs,
-            self.concurrency_limiter,
-            self.clock,
-        )
+        self.pending_queues = PendingQueues(self.database, self.queue, self.clock)
+        self.parked_jobs = ParkedJobs(self.database, self.queue)
+        self.concurrency_limiter = ConcurrencyLimiter(self.database)
+        state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
+        self.assigner = Assigner(backends, registry, finisher, state, self.clock)
         self._wake = asyncio.Event()
-        registry.on_capacity = self._on_capacity
+        registry.capacity_listeners.append(self._capacity_grew)
         self._rounds: set[asyncio.Task[None]] = set()
         self._owner = 0
         self._claims_uncertain = False
@@ -123,7 +104,7 @@ class Dispatcher:
         self.pending_queues.capacity_released()
         self._wake.set()
 
-    def _on_capacity(self) -> None:
+    def _capacity_grew(self) -> None:
         self._capacity_freed = True
         self._wake.set()
 
@@ -236,8 +217,9 @@ class Dispatcher:
         started = self.clock.monotonic()
         try:
             claims = await self._claim(pending, plan.planned)
+            self.registry.shrink(reservation, sum(claim.frames for claim in claims))
             if claims:
-                await self.assigner.assign(pending, plan, claims)
+                await self.assigner.assign(pending, plan, claims, reservation)
                 LATENCY.labels(pending.key.cls.topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
             self._round_failed(pending, error)
@@ -250,9 +232,8 @@ class Dispatcher:
         try:
             claims = await self._claim(pending, most)
             if claims:
-                result = await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
+                await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
                 REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(sum(claim.frames for claim in claims))
-                self.state_writer.forget(job.job for job in result.finished)
         except Exception as error:  # noqa: BLE001 - as above
             self._round_failed(pending, error)
         finally:
@@ -271,9 +252,10 @@ class Dispatcher:
 
     async def _claim(self, pending: PendingQueue, most: int) -> list[Claim]:
         failpoints.hit("dispatch.before_claim")
+        arrivals = pending.arrivals
         claims = await self.queue.claim(pending.lanes, most, self._owner)
         got = sum(claim.frames for claim in claims)
-        pending.waiting = max(pending.waiting - got, 1) if got == most else 0
+        pending.waiting = max(pending.waiting - got, 1) if got == most else pending.arrivals - arrivals
         pending.reason = None
         if not got and pending.notified:
             # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.

@@ -11,7 +11,7 @@ next full poll (`POLL_INTERVAL_S`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -65,6 +65,23 @@ class PendingQueue(msgspec.Struct):
     """Pools in which the show's share is exhausted or missing, and until when rounds skip them."""
     budget: int | None = None
     """After a quota refusal: frames released since, which may be tried. None: no limit is known."""
+    released: int = 0
+    """Frames that its show has released so far."""
+    arrivals: int = 0
+    """Counts notifications and returned frames: what arrives during a claim may not be in its result."""
+    resets: int = 0
+    """How often limits, workers or routes have changed so far."""
+
+
+class BookingMoment(NamedTuple):
+    """What had been released when a booking was asked for."""
+
+    released: int
+    resets: int
+
+    @classmethod
+    def of(cls, pending: PendingQueue) -> BookingMoment:
+        return cls(pending.released, pending.resets)
 
 
 class PendingPosition(msgspec.Struct, frozen=True):
@@ -117,6 +134,7 @@ class PendingQueues:
         matching = [pending for (name, _), pending in self.entries.items() if name == queue]
         for pending in matching:
             pending.waiting = max(pending.waiting, 1)
+            pending.arrivals += 1
             pending.notified = True
             if pending.reason is None:
                 pending.held_until_s = 0.0
@@ -176,16 +194,25 @@ class PendingQueues:
         pending.reason = reason
         pending.held_until_s = self._clock.monotonic() + seconds
 
-    def mark_refused(self, pending: PendingQueue, reason: Reason) -> None:
-        """Quota refused: no further frames until frames of the show end, except for occasional small probes."""
-        self.back_off(pending, reason)
-        pending.budget = 0
-        pending.unsettled = reason is Reason.BOOKS_UNAVAILABLE
+    def mark_refused(self, pending: PendingQueue, reason: Reason, asked: BookingMoment | None = None) -> None:
+        """Quota refused: no further frames until frames of the show end, except for occasional small probes.
 
-    def exclude_pool(self, pending: PendingQueue, pool: PoolId) -> None:
+        A release since the booking was `asked` may have come after the refusal: it is not announced again, so try again
+        at once.
+        """
+        pending.unsettled = reason is Reason.BOOKS_UNAVAILABLE
+        pending.reason = reason
+        if asked is not None and asked.resets != pending.resets:
+            return
+        pending.budget = 0 if asked is None else pending.released - asked.released
+        if not pending.budget:
+            self.back_off(pending, reason)
+
+    def exclude_pool(self, pending: PendingQueue, pool: PoolId, asked: BookingMoment) -> None:
         """The show's share of this pool refused: try the other eligible pools before backing off."""
         pending.reason = Reason.QUOTA_SUBSCRIPTION
-        pending.full[pool] = self._clock.monotonic() + BACKOFF_S
+        if asked == BookingMoment.of(pending):
+            pending.full[pool] = self._clock.monotonic() + BACKOFF_S
 
     def excluded_pools(self, pending: PendingQueue) -> set[PoolId]:
         """Pools to skip for now."""
@@ -200,6 +227,11 @@ class PendingQueues:
             self.mark_refused(pending, Reason.QUOTA_SUBSCRIPTION)
         else:
             self.back_off(pending, reason)
+
+    def frames_returned(self, pending: PendingQueue, frames: int) -> None:
+        """A round returned frames: a round that began meanwhile has not seen them."""
+        pending.waiting = max(pending.waiting, frames)
+        pending.arrivals += frames
 
     def mark_accepted(self, pending: PendingQueue) -> None:
         """The whole batch was booked, so accounting is available again."""
@@ -229,10 +261,13 @@ class PendingQueues:
             if show is None:
                 pending.budget = None
                 pending.full = {}
+                pending.resets += 1
             elif pending.key.show != show:
                 continue
-            elif pending.budget is not None:
-                pending.budget += frames
+            else:
+                pending.released += frames
+                if pending.budget is not None:
+                    pending.budget += frames
             pending.held_until_s = 0.0
 
     def workers_changed(self) -> None:

@@ -8,7 +8,7 @@ waiting could deadlock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -16,6 +16,8 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from rota.engine.completion.job_ends import JobEnd
+from rota.engine.events.sink import EventSink
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.infra.telemetry import metrics
@@ -47,14 +49,13 @@ class JobStateChange(NamedTuple):
 
 
 class JobStateWriter:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, events: EventSink, clock: Clock) -> None:
         self.database = database
         self._clock = clock
         self._dispatched: dict[UUID, PendingState] = {}
         self._running: dict[UUID, PendingState] = {}
         self._has_pending = asyncio.Event()
-        self.on_marked: Callable[[str, Sequence[JobStateChange]], None] = _ignore
-        """Called with the state and the jobs that were written."""
+        self._events = events
 
     def record_dispatched(self, jobs: Iterable[UUID]) -> None:
         self._record(self._dispatched, jobs)
@@ -62,10 +63,11 @@ class JobStateWriter:
     def record_running(self, jobs: Iterable[UUID]) -> None:
         self._record(self._running, jobs)
 
-    def forget(self, jobs: Iterable[UUID]) -> None:
-        for job in jobs:
-            self._dispatched.pop(job, None)
-            self._running.pop(job, None)
+    def forget_ended(self, jobs: Iterable[JobEnd]) -> None:
+        """For `CompletionPublisher.listeners`."""
+        for end in jobs:
+            self._dispatched.pop(end.job, None)
+            self._running.pop(end.job, None)
 
     def _record(self, changes: dict[UUID, PendingState], jobs: Iterable[UUID]) -> None:
         change = PendingState(self._clock.now_ms(), self._clock.monotonic())
@@ -99,7 +101,8 @@ class JobStateWriter:
                 locked = {row["pk_job"] for row in rows if row["topic"] is None}
                 self._remove_written(changes, batch, locked)
                 written = [row for row in rows if row["topic"] is not None]
-                self.on_marked(state, [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in written])
+                changes_written = [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in written]
+                self._events.job_states_changed(state, changes_written)
                 if state == "DISPATCHED":
                     _observe_queue_wait(batch, written)
         if not self.pending:
@@ -124,7 +127,3 @@ def _observe_queue_wait(changes: Mapping[UUID, PendingState], rows: Iterable[Rec
     for row in rows:
         wait_ms = changes[row["pk_job"]].at_ms - row["submitted_ms"]
         QUEUE_WAIT.labels(row["topic"]).observe(max(0, wait_ms) / 1000)
-
-
-def _ignore(_state: str, _changes: Sequence[JobStateChange]) -> None:
-    return None

@@ -31,7 +31,8 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from rota.engine.completion.finisher import DeadLetterNotice, Finisher, JobEnd, job_end
+from rota.engine.completion.job_ends import JobEnd, job_end
+from rota.engine.completion.publisher import CompletionPublisher, DeadLetterNotice
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
 from rota.infra import failpoints
@@ -55,6 +56,7 @@ from rota.model.policy.outputs import (
 from rota.model.reasons import Reason
 from rota.policy.output.checker import ContentChecker, LocalContentChecker
 from rota.policy.output.evaluate import ContentResult, OutputContent
+from rota.queue.dead_letters import DeadLetterQueue
 
 CLAIM = query(__package__, "outputs_claim")
 DELETE_CLAIMED_SCANS = query(__package__, "outputs_settle")
@@ -127,7 +129,7 @@ class OutputScanner:
         self,
         database: Database,
         store: BlobStore,
-        finisher: Finisher,
+        publisher: CompletionPublisher,
         parts: SyncOutputChecker,
         checker: ContentChecker | None = None,
         *,
@@ -135,10 +137,11 @@ class OutputScanner:
     ) -> None:
         self.database = database
         self.store = store
-        self.finisher = finisher
+        self._publisher = publisher
+        self._dead_letters = DeadLetterQueue(database)
         self.outputs = parts
         self.checker = checker or LocalContentChecker(parts.policy)
-        self.on_settled: Callable[[], None] = _ignore
+        self.listeners: list[Callable[[], None]] = []
         """Called after the commit: runs that wait for outputs may continue."""
         self._clock = clock or SystemClock()
 
@@ -262,7 +265,8 @@ class OutputScanner:
                 failpoints.hit("outputs.before_commit")
             failpoints.hit("outputs.after_commit")
             self._notify(batch)
-            self.on_settled()
+            for listener in self.listeners:
+                listener()
         return batch
 
     async def _apply(self, tx: Transaction, decided: Sequence[ScanVerdict]) -> ScanBatchResult:
@@ -313,7 +317,7 @@ class OutputScanner:
             [1] * len(quarantined),
             reason.value,
         )
-        await self.finisher.queue.dead_letters.add(sync_check.output_dead_letters(quarantined, reason), on=tx)
+        await self._dead_letters.add(sync_check.output_dead_letters(quarantined, reason), on=tx)
         return quarantined, [job_end(row) for row in rows]
 
     async def _redact(self, tx: Transaction, verdict: ScanVerdict) -> OutputStateChange | None:
@@ -332,10 +336,9 @@ class OutputScanner:
 
     def _notify(self, batch: ScanBatchResult) -> None:
         if batch.letters:
-            self.finisher.on_dead_letters(batch.letters)
+            self._publisher.events.dead_lettered(batch.letters)
         if batch.jobs:
-            for listener in self.finisher.listeners:
-                listener(batch.jobs)
+            self._publisher.publish_ends(batch.jobs)
 
 
 class StoredFrameOutput(NamedTuple):
@@ -427,7 +430,3 @@ def _frame_keys(verdicts: Sequence[ScanVerdict]) -> tuple[list[object], ...]:
 
 def _encode_check(check: OutputCheck) -> str:
     return msgspec.json.encode(check).decode()
-
-
-def _ignore() -> None:
-    return None

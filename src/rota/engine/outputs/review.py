@@ -15,7 +15,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rota.engine.completion.finisher import Finisher, JobEnd, job_end
+from rota.engine.completion.job_ends import JobEnd, job_end
+from rota.engine.completion.publisher import CompletionPublisher
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.async_scanner import COUNT_QUARANTINED, RELEASE_DEPENDENTS, StoredFrameOutput, replace_output
 from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
@@ -63,12 +64,11 @@ class OutputReviewer(msgspec.Struct, frozen=True):
 
 
 class OutputReview:
-    def __init__(self, database: Database, store: BlobStore, queue: Queue, finisher: Finisher | None = None) -> None:
+    def __init__(self, database: Database, store: BlobStore, queue: Queue, publisher: CompletionPublisher) -> None:
         self.database = database
         self.store = store
         self.queue = queue
-        self.finisher = finisher
-        """Its listeners are notified of jobs that change state; None: no notification."""
+        self._publisher = publisher
 
     async def page(
         self,
@@ -206,9 +206,8 @@ class OutputReview:
         failpoints.hit("outputs.before_release_commit")
 
     def _notify(self, ended: Sequence[JobEnd]) -> None:
-        if ended and self.finisher is not None:
-            for listener in self.finisher.listeners:
-                listener(ended)
+        if ended:
+            self._publisher.publish_ends(ended)
 
 
 def forbid_self_review(meta: OutputMeta, who: OutputReviewer) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
-from rota.engine.completion.finisher import JobEnd
+from rota.engine.completion.job_ends import JobEnd
 from rota.engine.queries.jobs import JobQueries
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database

@@ -9,10 +9,10 @@ the time separates it from older messages after a stream was wiped, because sequ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
+from rota.engine.events.sink import EventSink
 from rota.infra.nats import Bus, Delivery, MaxDeliveriesAdvisory
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
@@ -31,11 +31,10 @@ WRITE_FAILURES = metrics.counter("rota_dlq_emit_failures", "Dead letters whose f
 
 
 class DeadLetterRecorder:
-    def __init__(self, bus: Bus, dead_letters: DeadLetterQueue) -> None:
+    def __init__(self, bus: Bus, dead_letters: DeadLetterQueue, events: EventSink) -> None:
         self.bus = bus
         self._dead_letters = dead_letters
-        self.on_dead_letter: Callable[[str], None] = _ignore
-        """Called with the reason of each new dead letter."""
+        self._events = events
 
     async def record_terminated(self, delivery: Delivery, reason: str) -> None:
         """For `BatchConsumer`: called before it terminates a message; called again if the process dies in between."""
@@ -80,7 +79,7 @@ class DeadLetterRecorder:
     async def _record(self, cause: str, reason: str, data: bytes | None, error: str) -> None:
         dead_letter = DeadLetter(kind="message", reason=reason, cause=cause, payload=data, error=error[:10_000])
         if await self._dead_letters.add([dead_letter]):
-            self.on_dead_letter(reason)
+            self._events.message_dead_lettered(reason)
 
 
 def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
@@ -89,7 +88,3 @@ def _cause(stream: str, stream_seq: int, stored_ns: int) -> str:
 
 def _log_fields(advisory: MaxDeliveriesAdvisory) -> dict[str, object]:
     return {"stream": advisory.stream, "stream_seq": advisory.stream_seq, "consumer": advisory.consumer}
-
-
-def _ignore(_reason: str) -> None:
-    return None

@@ -27,15 +27,16 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from rota.engine.backends import Backends
 from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.completion import report_consumer
 from rota.engine.completion.canceller import JobCanceller
-from rota.engine.completion.finisher import CompletionResult, Finisher
+from rota.engine.completion.finisher import Finisher
+from rota.engine.completion.publisher import CompletionResult
 from rota.engine.completion.retry_decision import WORKER_LOST
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease import Leadership, Lease, Leases
-from rota.infra.nats import Bus
-from rota.infra.postgres import Database, query
+from rota.infra.lease import Leadership, Lease
+from rota.infra.postgres import query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import NatsUnavailable, Unavailable
@@ -105,39 +106,32 @@ class HeartbeatSnapshot:
 class EngineReconciler:
     def __init__(
         self,
-        database: Database,
-        bus: Bus,
-        leases: Leases,
+        backends: Backends,
         registry: WorkerRegistry,
         members: ClusterMembership,
         finisher: Finisher,
         canceller: JobCanceller,
         on_completion: Callable[[UUID, CompletionResult], None],
         limits: ReconcilerSettings,
-        *,
-        silent_s: float = HEARTBEAT_TIMEOUT_S,
-        clock: Clock | None = None,
     ) -> None:
-        self.database = database
-        self.bus = bus
-        self.leases = leases
+        self.database = backends.database
+        self.bus = backends.bus
+        self.leases = backends.leases
         self.registry = registry
         self.members = members
         self.finisher = finisher
         self.canceller = canceller
         self._on_completion = on_completion
         self._limits = limits
-        self._silent_s = silent_s
-        self._clock = clock or SystemClock()
+        self._clock: Clock = SystemClock()
+        self._events = finisher.publisher.events
         self._elected_at = 0.0
         self._lost: dict[UUID, float] = {}
         self._orphans_until = 0.0
         self._due: dict[str, float] = {}
         self._skipped_until: dict[UUID, float] = {}
         self._draining: set[UUID] = set()
-        self.on_worker: Callable[[str, UUID, str, str], None] = _ignore
-        """Called with the change (draining, gone, lost), the worker's id, its name and its pool."""
-        self._leadership = Leadership(leases, LEASE, self._lead, kind="reconciler")
+        self._leadership = Leadership(self.leases, LEASE, self._lead, kind="reconciler")
 
     async def run(self, life: Lifecycle) -> None:
         life.ready()
@@ -185,20 +179,20 @@ class EngineReconciler:
         known = self.registry.workers.get(worker)
         if known is None or not known.confirmed:
             return age_s > FIRST_HEARTBEAT_TIMEOUT_S
-        return self._clock.monotonic() - known.last_heartbeat_at > self._silent_s
+        return self._clock.monotonic() - known.last_heartbeat_at > HEARTBEAT_TIMEOUT_S
 
     def _can_detect_silence(self) -> bool:
         """Whether silence is evidence: we have led, and received our own heartbeats, for longer than the timeout."""
         since = self.members.hears_itself_since
         if since is None or self.members.is_isolated():
             return False
-        return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_INTERVAL_S
+        return self._clock.monotonic() - max(since, self._elected_at) > HEARTBEAT_TIMEOUT_S + 2 * TICK_INTERVAL_S
 
     def _report_draining(self) -> None:
         draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
         for worker in draining.values():
             if worker.id not in self._draining:
-                self.on_worker("draining", worker.id, worker.name, worker.pool)
+                self._events.worker_changed("draining", worker.id, worker.name, worker.pool)
         self._draining = set(draining)
 
     async def _end_worker(self, lease: Lease, worker: UUID, name: str, pool: str) -> None:
@@ -209,11 +203,11 @@ class EngineReconciler:
             if not await tx.run(END_WORKER, worker, state):
                 return
         self.registry.remove(worker, lost=True)
-        self.on_worker(state, worker, name, pool)
+        self._events.worker_changed(state, worker, name, pool)
         if state == "lost":
             self._lost[worker] = self._clock.monotonic()
             LOST_WORKERS.inc()
-            log.warning("worker_lost", worker=name, silent_s=self._silent_s)
+            log.warning("worker_lost", worker=name, silent_s=HEARTBEAT_TIMEOUT_S)
 
     async def requeue_orphans(self) -> int:
         """End the procs of ended workers, so that their frames are queued again. Returns the number of frames."""
@@ -329,7 +323,9 @@ class EngineReconciler:
         now = self._clock.monotonic()
         self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
         alive = [
-            worker.id for worker in self.registry.workers.values() if now - worker.last_heartbeat_at < self._silent_s
+            worker.id
+            for worker in self.registry.workers.values()
+            if now - worker.last_heartbeat_at < HEARTBEAT_TIMEOUT_S
         ]
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
         liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])
@@ -345,7 +341,3 @@ class EngineReconciler:
 
 def _batches(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [tokens[at : at + BATCH] for at in range(0, len(tokens), BATCH)]
-
-
-def _ignore(_how: str, _worker: UUID, _name: str, _pool: str) -> None:
-    return None

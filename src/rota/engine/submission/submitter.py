@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rota.engine.admission.decision import AdmissionGate, AllowAll
 from rota.engine.admission.precheck import AdmissionPrecheck
+from rota.engine.events.sink import EventSink
 from rota.engine.submission.statements import StaleDecision, Statement, SubmissionBatch, new_job_ids
 from rota.engine.tracing import SubmissionSpans
 from rota.infra import failpoints
@@ -54,6 +55,7 @@ class Submitter:
     def __init__(
         self,
         database: Database,
+        events: EventSink,
         *,
         gate: AdmissionGate | None = None,
         ahead: AdmissionPrecheck | None = None,
@@ -65,8 +67,8 @@ class Submitter:
         """Queries the policy before jobs are written in our own transaction; in a caller's transaction `gate` decides.
         """
         self._clock = clock or SystemClock()
-        self.on_submitted: Callable[[Sequence[ValidatedSubmission], Sequence[SubmitResult]], None] = _ignore
-        """Called after the commit with the jobs that were written in our own transaction."""
+        self.events = events
+        """Told of jobs that were written in our own transaction."""
 
     async def submit(
         self,
@@ -97,7 +99,7 @@ class Submitter:
                 submitted = await self._write_or_defer(batch, on)
             submitting.record_submitted(submitted)
             if on is None:
-                self.on_submitted(submitting.plans, submitted)
+                self.events.jobs_submitted(submitting.plans, submitted)
             return submitted
 
     async def _write_prechecked(
@@ -194,10 +196,6 @@ def submit_on_sync(
                 submitting.record_submitted(submitted)
                 _count(plans, submitted)
                 return submitted
-
-
-def _ignore(_plans: Sequence[ValidatedSubmission], _submitted: Sequence[SubmitResult]) -> None:
-    return None
 
 
 def _count(plans: Sequence[ValidatedSubmission], submitted: Sequence[SubmitResult]) -> None:

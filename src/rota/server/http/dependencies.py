@@ -85,7 +85,7 @@ class HttpDependencies(msgspec.Struct, frozen=True, kw_only=True):
             together=SubmissionBatcher(engine.submitter),
             jobs=jobs,
             outcomes=FrameResultReader(jobs, engine.store),
-            outputs=OutputReview(database, engine.store, replica.queue, engine.finisher),
+            outputs=OutputReview(database, engine.store, replica.queue, engine.completions),
             logs=LogReader(database),
             store=engine.store,
             watch=watch,

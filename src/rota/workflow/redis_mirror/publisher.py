@@ -23,7 +23,8 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import RotaError
 from rota.model.workflows.run_state import RunState, TimerFired
 from rota.workflow.advance_transaction import AdvanceResult
-from rota.workflow.redis_mirror.sagas import SagaKey, SagaMirror
+from rota.workflow.notifier import SagaKey
+from rota.workflow.redis_mirror.sagas import SagaMirror
 from rota.workflow.redis_mirror.timers import MirroredTimer, TimerMirror
 from rota.workflow.run_context import RunContext
 
@@ -51,8 +52,7 @@ class MirrorPublisher:
         self._sagas: dict[SagaKey, None] = {}
         self._pending = asyncio.Event()
 
-    def on_advanced(self, done: AdvanceResult) -> None:
-        """For `RunExecutor.on_done`."""
+    def runs_advanced(self, done: AdvanceResult) -> None:
         for context in done.turns:
             for timer in _removed_timers(context):
                 self._enqueue("timers", self._timers, (timer.run, timer.place, timer.attempt), (timer, False))
@@ -60,10 +60,9 @@ class MirrorPublisher:
                 timer = MirroredTimer(context.workflow, context.run, added.place, added.attempt, added.due_ms)
                 self._enqueue("timers", self._timers, (timer.run, timer.place, timer.attempt), (timer, True))
             if context.state is RunState.SUCCEEDED and context.depth == 0 and self._may_have_saga(context.workflow):
-                self.on_sagas_changed([(context.show, str(context.root))])
+                self.sagas_changed([(context.show, str(context.root))])
 
-    def on_sagas_changed(self, sagas: Sequence[SagaKey]) -> None:
-        """For `Sagas.on_change`."""
+    def sagas_changed(self, sagas: Sequence[SagaKey]) -> None:
         for named in sagas:
             self._enqueue("sagas", self._sagas, named, None)
 

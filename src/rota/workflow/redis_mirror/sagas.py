@@ -21,6 +21,7 @@ from rota.infra.postgres import Database, Record, query
 from rota.infra.redis import RedisKeys, script, translate_errors
 from rota.infra.redis.keys import SAGA_STACK
 from rota.model.ids import ShowId
+from rota.workflow.notifier import SagaKey
 
 READ = query(__package__, "saga_mirror")
 PAGE = query(__package__, "saga_mirror_page")
@@ -32,7 +33,6 @@ SCAN_COUNT: Final = 500
 ENTRIES_MAX: Final = 500
 """Per saga; further entries are not shown."""
 FENCE_MAX: Final = 2**53
-SagaKey = tuple[ShowId, str]
 
 
 class SagaMirrorUpdated(msgspec.Struct, frozen=True, tag="told"):

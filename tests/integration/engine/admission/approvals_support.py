@@ -2,18 +2,17 @@
 
 import os
 
-from rota.accounting.service import AccountingService
 from rota.engine.admission.approvals import Approver
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.admission.decision import DeferAll
 from rota.engine.admission.pending_replayer import PendingReplayer
-from rota.engine.completion.finisher import Finisher
+from rota.engine.events.sink import DiscardedEvents
 from rota.engine.submission.submitter import Submitter
 from rota.infra.failpoints import LostReply
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.approvals import Voter
-from rota.queue import Queue
+from tests.support.events import NO_EVENTS, completions
 from tests.support.jobs import task
 from tests.support.kernels import Table
 from tests.support.queue import sql
@@ -30,17 +29,29 @@ def person(name, *, is_operator=True):
 ANN, BOB, EVE = person("ann"), person("bob"), person("eve")
 
 
+class ApprovalEvents(DiscardedEvents):
+    def __init__(self, events):
+        self._events = events
+
+    def approvals_requested(self, approvals):
+        self._events += [(each.subject, "requested") for each in approvals]
+
+    def approval_decided(self, approval):
+        self._events.append((approval.subject, approval.state))
+
+
 class Desk:
     """The admission controller and approvals of one replica."""
 
     def __init__(self, database, kernel=None):
         self.database = database
         self.kernel = kernel or Table()
-        finisher = Finisher(database, Queue(database), AccountingService(database, None))
-        self.controller = AdmissionController(database, finisher, self.kernel)
+        self.events = []
+        publisher = completions(database, events=ApprovalEvents(self.events))
+        self.controller = AdmissionController(database, publisher, self.kernel)
         self.approver = Approver(database, self.controller)
         self.replayer = PendingReplayer(database, Leases(database), self.controller, approvals=self.approver)
-        self.submitter = Submitter(database, gate=DeferAll())
+        self.submitter = Submitter(database, NO_EVENTS, gate=DeferAll())
 
     async def submit(self, *topics, **more):
         jobs = [one.job for one in await self.submitter.submit([task(topic=topic, **more) for topic in topics])]

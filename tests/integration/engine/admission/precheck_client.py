@@ -12,6 +12,7 @@ from rota.engine.admission.precheck import AdmissionPrecheck
 from rota.engine.submission.submitter import Submitter
 from rota.infra.telemetry import logs
 from tests.integration.engine.admission.approvals_support import Desk, opened
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import task
 from tests.support.kernels import Table
 
@@ -22,7 +23,7 @@ async def main():
     precheck.DECISION_TTL_S = controller.DECISION_TTL_S = TTL_S
     database = await opened()
     ahead = None if "LATER" in os.environ else AdmissionPrecheck(database, Table())
-    submitter = Submitter(database, gate=DeferAll(), ahead=ahead)
+    submitter = Submitter(database, NO_EVENTS, gate=DeferAll(), ahead=ahead)
     submitted = await submitter.submit([task(topic="allow"), task(topic="allow", idempotency_key="k")])
     print(*(one.state for one in submitted), flush=True)
     replica = Desk(database)

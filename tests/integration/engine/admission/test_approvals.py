@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rota.engine.completion.canceller import request_cancellation
-from rota.engine.completion.finisher import COUNT_ENDS, finish_jobs
+from rota.engine.completion.job_ends import COUNT_ENDS, finish_jobs
 from rota.infra.audit.query import newest_entries
 from rota.model.approvals import ApprovalRequest
 from rota.model.errors import ApprovalNotActionable, ApprovalResolved, ApprovalStale, Forbidden, SelfApprovalDenied
@@ -40,11 +40,7 @@ async def dead_letters(database):
 
 
 async def test_held_job_is_admitted_by_the_gate_after_approval(replica, database):
-    events = []
-    replica.controller.approval_requests.on_requested = lambda asked: events.extend(
-        (each.subject, "requested") for each in asked
-    )
-    replica.approver.on_decided = lambda each: events.append((each.subject, each.state))
+    events = replica.events
     [job] = await replica.submit("approval", principal="sam")
     asked = await replica.of(job)
     assert (asked.rule, asked.reason, asked.principal, asked.quorum) == ("require_approval", "money moves", "sam", 1)

@@ -4,14 +4,12 @@ import asyncio
 
 import pytest
 
-from rota.accounting.service import AccountingService
 from rota.engine.admission.controller import FAIL_OPEN_TEXT, FAILED_OPEN, AdmissionController
 from rota.engine.admission.decision import DeferAll
-from rota.engine.completion.finisher import Finisher
 from rota.engine.submission.submitter import Submitter
 from rota.infra.audit.query import newest_entries
 from rota.policy.decision_store import DecisionStore
-from rota.queue import Queue
+from tests.support.events import NO_EVENTS, completions
 from tests.support.jobs import a_show, task
 from tests.support.kernels import AWAY, OPEN, Hanging, Table
 from tests.support.queue import sql
@@ -23,12 +21,12 @@ SELECT state FROM rota.job WHERE pk_job = $1 UNION ALL SELECT state FROM rota.jo
 @pytest.fixture
 async def controller(database):
     await a_show(database)
-    finisher = Finisher(database, Queue(database), AccountingService(database, None))
-    return AdmissionController(database, finisher, Table(), fail_open=lambda: True)
+    publisher = completions(database)
+    return AdmissionController(database, publisher, Table(), fail_open=lambda: True)
 
 
 async def submit_and_decide(controller, topic):
-    [one] = await Submitter(controller.database, gate=DeferAll()).submit([task(topic=topic)])
+    [one] = await Submitter(controller.database, NO_EVENTS, gate=DeferAll()).submit([task(topic=topic)])
     await controller.decide_all([one.job])
     return await controller.database.value(STATE, one.job)
 
@@ -62,7 +60,7 @@ async def test_stopping_server_does_not_fail_open(database, controller):
 
 
 async def test_default_fail_mode_is_closed(database, controller):
-    closed = AdmissionController(database, controller.finisher, Table())
+    closed = AdmissionController(database, controller.publisher, Table())
     closed.kernel.fails = AWAY
     assert await submit_and_decide(closed, "allow") == "PENDING"
 

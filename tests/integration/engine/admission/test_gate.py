@@ -5,13 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from rota.accounting.service import AccountingService
 from rota.engine.admission import audit, transitions
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.admission.decision import DeferAll
 from rota.engine.admission.pending_replayer import LEASE, REPLAYED, PendingReplayer
 from rota.engine.admission.transitions import change_unqueued_state
-from rota.engine.completion.finisher import Finisher
 from rota.engine.queries.jobs import JobQueries
 from rota.engine.submission.submitter import Submitter
 from rota.infra.lease import Leases
@@ -20,6 +18,7 @@ from rota.model.job_states import JobState
 from rota.model.settings.lifecycle import ReplayerSettings as Pace
 from rota.policy.decision_store import DecisionStore
 from rota.queue import DeadLetterFilter, Queue, dead_letters
+from tests.support.events import NO_EVENTS, completions
 from tests.support.jobs import a_show, task
 from tests.support.kernels import AWAY, OPEN, TABLE, Hanging, Table
 from tests.support.queue import agreed, sql
@@ -43,7 +42,7 @@ def kernel():
 @pytest.fixture
 async def controller(database, kernel):
     await a_show(database)
-    return AdmissionController(database, Finisher(database, Queue(database), AccountingService(database, None)), kernel)
+    return AdmissionController(database, completions(database), kernel)
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def replayer(database, controller):
 
 async def submitted(database, *topics, **more):
     many = [task(topic=topic, **more) for topic in topics]
-    return [one.job for one in await Submitter(database, gate=DeferAll()).submit(many)]
+    return [one.job for one in await Submitter(database, NO_EVENTS, gate=DeferAll()).submit(many)]
 
 
 async def states(database):
@@ -96,7 +95,7 @@ async def test_every_job_references_its_stored_decision(database, controller):
 async def test_denied_job_ends_with_all_frames_and_one_dead_letter(database, controller):
     [job] = await submitted(database, "deny", layer={"frames": 7})
     ended = []
-    controller.on_ended = ended.extend
+    controller.publisher.listeners.append(ended.extend)
     await controller.decide_all([job])
     await controller.decide_all([job])
     done = await JobQueries(database).get(job)
@@ -148,7 +147,7 @@ async def test_two_replicas_deciding_the_same_jobs_apply_each_decision_once(data
     jobs = await submitted(database, *(["allow", "deny"] * 10))
     both = asyncio.Barrier(2)
     kernel.pause = both.wait
-    other = AdmissionController(database, controller.finisher, kernel)
+    other = AdmissionController(database, controller.publisher, kernel)
     one, two = await asyncio.gather(controller.decide(jobs), other.decide(jobs[::-1]))
     admitted = [*one.admitted, *two.admitted]
     denied = [*one.denied, *two.denied]
@@ -165,7 +164,7 @@ async def test_replicas_with_opposite_decisions_do_not_deadlock(database, contro
     )  # stores the decisions first, so that no insert waits for one
     jobs = await submitted(database, *(["a", "b"] * 10))
     rules = [Table(a=TABLE["allow"], b=TABLE["throttle"]), Table(a=TABLE["throttle"], b=TABLE["allow"])]
-    controllers = [AdmissionController(database, controller.finisher, kernel) for kernel in rules]
+    controllers = [AdmissionController(database, controller.publisher, kernel) for kernel in rules]
     real, admitted = transitions.admit, []
 
     async def admit(*args, **more):

@@ -5,11 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from rota.accounting.service import AccountingService
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.admission.decision import DeferAll
 from rota.engine.admission.precheck import AdmissionPrecheck
-from rota.engine.completion.finisher import Finisher
 from rota.engine.queries.jobs import JobQueries
 from rota.engine.submission.batcher import SubmissionBatcher
 from rota.engine.submission.statements import SubmissionBatch
@@ -19,7 +17,7 @@ from rota.model.jobs.submission import Budget, LayerSpec, Submission
 from rota.model.policy.decision import DecisionOverride, PolicyEffect
 from rota.policy import enabled_flag
 from rota.policy.decision_store import DecisionStore
-from rota.queue import Queue
+from tests.support.events import NO_EVENTS, completions
 from tests.support.jobs import a_show, left, task
 from tests.support.kernels import AWAY, TABLE, Hanging, Table, decision
 from tests.support.queue import agreed, sql
@@ -37,7 +35,7 @@ def kernel():
 @pytest.fixture
 async def submitter(database, kernel):
     await a_show(database)
-    return Submitter(database, gate=DeferAll(), ahead=AdmissionPrecheck(database, kernel))
+    return Submitter(database, NO_EVENTS, gate=DeferAll(), ahead=AdmissionPrecheck(database, kernel))
 
 
 async def waiting(database):
@@ -111,7 +109,7 @@ async def test_waiting_for_an_idempotency_key_expires_the_decision(submitter, da
 
     monkeypatch.setattr(SubmissionBatch, "statements", steps)
     async with database.transaction() as tx:
-        await Submitter(database, gate=DeferAll()).submit([task(idempotency_key="k", name="a")], on=tx)
+        await Submitter(database, NO_EVENTS, gate=DeferAll()).submit([task(idempotency_key="k", name="a")], on=tx)
         other = asyncio.create_task(submitter.submit([task("b", idempotency_key="k2"), task(idempotency_key="k")]))
         await asyncio.wait([other], timeout=0.5)
         assert not other.done()
@@ -199,10 +197,8 @@ async def test_precheck_and_controller_ask_the_same_question(submitter, database
     [ahead] = kernel.questions
     kernel.questions.clear()
     again = [msgspec.structs.replace(each, idempotency_key="") for each in RICH]
-    submitted = await Submitter(database, gate=DeferAll()).submit(again)
-    controller = AdmissionController(
-        database, Finisher(database, Queue(database), AccountingService(database, None)), kernel
-    )
+    submitted = await Submitter(database, NO_EVENTS, gate=DeferAll()).submit(again)
+    controller = AdmissionController(database, completions(database), kernel)
     await controller.decide_all([one.job for one in submitted])
     [stored] = kernel.questions
     assert [each.asked for each in stored] == [each.asked for each in ahead]
@@ -212,20 +208,20 @@ async def test_precheck_and_controller_ask_the_same_question(submitter, database
 
 
 async def test_server_without_a_policy_admits_nothing_while_others_enforce_one(submitter, database, kernel):
-    finisher = Finisher(database, Queue(database), AccountingService(database, None))
+    publisher = completions(database)
     await enabled_flag.set_enabled(database, asks=True)
     try:
-        submitted = await Submitter(database).submit([task(topic=topic) for topic in ("allow", "deny")])
+        submitted = await Submitter(database, NO_EVENTS).submit([task(topic=topic) for topic in ("allow", "deny")])
         assert [one.state for one in submitted] == ["PENDING", "PENDING"]
         jobs = [one.job for one in submitted]
-        await AdmissionController(database, finisher).decide_all(jobs)
+        await AdmissionController(database, publisher).decide_all(jobs)
         states = sql("SELECT topic, state, reason FROM rota.job ORDER BY topic")
         assert [tuple(row.values()) for row in await database.rows(states)] == [
             ("allow", "PENDING", "policy_unavailable"),
             ("deny", "PENDING", "policy_unavailable"),
         ]
         assert await waiting(database) == 0
-        await AdmissionController(database, finisher, kernel).decide_all(jobs)
+        await AdmissionController(database, publisher, kernel).decide_all(jobs)
         assert [tuple(row.values()) for row in await database.rows(states)] == [("allow", "SCHEDULED", None)]
         assert await stored_decision(database, jobs[0]) == TABLE["allow"]
     finally:

@@ -10,6 +10,7 @@ from rota.engine.dispatch.concurrency_limits import ADMIT_JOBS, ConcurrencyLimit
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import InvalidInput
 from rota.model.job_states import JobState
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, task
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
@@ -168,7 +169,7 @@ async def show_with(database, number):
 
 
 async def submitted(database, number):
-    return [one.job for one in await Submitter(database).submit([task() for _ in range(number)])]
+    return [one.job for one in await Submitter(database, NO_EVENTS).submit([task() for _ in range(number)])]
 
 
 async def test_concurrent_admits_never_exceed_the_limit(limiter, database):

@@ -5,6 +5,7 @@ import asyncio
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.submission.submitter import Submitter
 from rota.infra.clock import SystemClock
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, task
 from tests.support.queue import sql
 
@@ -26,8 +27,8 @@ class LateClock(SystemClock):
 async def writer_with_two_jobs(database):
     """A writer with two dispatched jobs pending, and the first job."""
     await a_show(database)
-    first, second = await Submitter(database).submit([task(name="first"), task(name="second")])
-    writer = JobStateWriter(database, LateClock())
+    first, second = await Submitter(database, NO_EVENTS).submit([task(name="first"), task(name="second")])
+    writer = JobStateWriter(database, NO_EVENTS, LateClock())
     writer.record_dispatched([first.job, second.job])
     return writer, first.job
 

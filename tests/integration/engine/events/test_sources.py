@@ -188,6 +188,10 @@ class ClockAhead(SystemClock):
         return super().now_ms() + 60_000
 
 
+def a_member(bus, name):
+    return ClusterMembership(bus, lambda _owns: None, name)
+
+
 async def test_lost_server_publishes_a_reset_and_a_stopped_one_does_not(cluster):
     engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
@@ -195,8 +199,8 @@ async def test_lost_server_publishes_a_reset_and_a_stopped_one_does_not(cluster)
     servers = ServerPresence(cluster.replica.bus, engine.members, ClockAhead())
     assert await servers.report_lost_servers() == []
     clean, dead = (
-        ServerPresence(servers.bus, ClusterMembership(servers.bus, "clean/1")),
-        ServerPresence(servers.bus, ClusterMembership(servers.bus, "dead/2")),
+        ServerPresence(servers.bus, a_member(servers.bus, "clean/1")),
+        ServerPresence(servers.bus, a_member(servers.bus, "dead/2")),
     )
     for one in (clean, dead):
         await one._publish([one._event_group("server.came", one.members.name)])

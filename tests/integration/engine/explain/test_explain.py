@@ -17,6 +17,7 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.settings import Settings
 from tests.support.dispatch import Rig
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import task
 from tests.support.queue import sql
 
@@ -207,7 +208,7 @@ async def test_explain_deferred_job_gives_its_start_time(rig):
 
 
 async def test_explain_job_without_a_gate_decision_is_policy_pending(rig):
-    [submitted] = await Submitter(rig.database, gate=DeferAll()).submit([task()])
+    [submitted] = await Submitter(rig.database, NO_EVENTS, gate=DeferAll()).submit([task()])
     explanation = await rig.explainer.explain(submitted.job)
     assert codes(explanation)[0] == "policy_pending"
     assert explanation.layers[0].start.in_s is None
@@ -276,7 +277,7 @@ async def test_explain_from_postgres_alone_says_what_it_cannot_see(rig):
 
 async def test_waiting_gauges_count_by_reason(rig):
     await rig.submit("film", frames=7)
-    await Submitter(rig.database, gate=DeferAll()).submit([task()])
+    await Submitter(rig.database, NO_EVENTS, gate=DeferAll()).submit([task()])
     await rig.turn()
     await rig.turn()
     assert value(WAITING_FRAMES, "no_workers") == 7

@@ -11,8 +11,6 @@ import asyncio
 import os
 import sys
 
-from rota.accounting.service import AccountingService
-from rota.engine.completion.finisher import Finisher
 from rota.engine.outputs.async_scanner import OutputScanner
 from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.engine.outputs.sync_check import SyncOutputChecker
@@ -23,26 +21,27 @@ from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
 from rota.queue import Queue
+from tests.support.events import completions
 
 
 async def scan(database, effect):
     rule = OutputRule(id="r", decision=OutputEffect(effect.upper()), match=OutputMatch(scanners=("secret",)))
     policy = CompiledOutputPolicy(OutputRules(rules=(rule,)))
     checker = SyncOutputChecker(lambda: policy, "client")
-    finisher = Finisher(database, Queue(database), AccountingService(database, None))
-    scanner = OutputScanner(database, BlobStore(database), finisher, checker)
+    publisher = completions(database)
+    scanner = OutputScanner(database, BlobStore(database), publisher, checker)
     while await scanner.scan_due():
         pass
 
 
 async def release(database, token):
-    await OutputReview(database, BlobStore(database), Queue(database)).release(
+    await OutputReview(database, BlobStore(database), Queue(database), completions(database)).release(
         int(token), OutputReviewer("bob", ("bob",)), "fine"
     )
 
 
 async def redact(database, token):
-    await OutputReview(database, BlobStore(database), Queue(database)).redact(
+    await OutputReview(database, BlobStore(database), Queue(database), completions(database)).redact(
         int(token), OutputReviewer("bob", ("bob",)), "fine"
     )
 

@@ -9,6 +9,7 @@ from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.infra.failpoints import CRASH_EXIT_STATUS
 from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.rules import OutputMatch, OutputRule
+from tests.support.events import completions
 from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sessions_over, sql
 
@@ -97,7 +98,9 @@ async def test_crash_during_a_release_leaves_the_output_quarantined(
 ):
     job = await job_with_due_scans(cluster, frames=1)
     await scan_all_due(cluster, OutputEffect.QUARANTINE)
-    review = OutputReview(cluster.database, cluster.replica.engine.store, cluster.replica.queue)
+    review = OutputReview(
+        cluster.database, cluster.replica.engine.store, cluster.replica.queue, completions(cluster.database)
+    )
     [line] = await review.page()
     assert await run_client(cluster, spawn, database_url, act, str(line.id), CRASH_AT=failpoint) == CRASH_EXIT_STATUS
     assert (await cluster.done(job))["state"] == "OUTPUT_QUARANTINED"
@@ -112,7 +115,9 @@ async def test_concurrent_releases_release_once(cluster):
     await job_with_due_scans(cluster, frames=1)
     await scan_all_due(cluster, OutputEffect.QUARANTINE)
     [row] = await cluster.database.rows(FRAMES)
-    review = OutputReview(cluster.database, cluster.replica.engine.store, cluster.replica.queue)
+    review = OutputReview(
+        cluster.database, cluster.replica.engine.store, cluster.replica.queue, completions(cluster.database)
+    )
     both = [review.release(row["token"], OutputReviewer(name, (name,)), "fine") for name in ("ann", "bob")]
     assert sorted(result.changed for result in await asyncio.gather(*both)) == [False, True]
     acts = [entry["action"] for entry in await cluster.database.rows(AUDITED)]

@@ -96,7 +96,7 @@ async def values(cluster, job):
 
 def review(cluster):
     engine = cluster.replica.engine
-    return OutputReview(cluster.database, engine.store, cluster.replica.queue, engine.finisher)
+    return OutputReview(cluster.database, engine.store, cluster.replica.queue, engine.completions)
 
 
 async def review_page(cluster, **filters):

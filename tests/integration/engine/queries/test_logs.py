@@ -11,6 +11,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.nats import CoreMessage
 from rota.model.errors import InvalidInput, PostgresUnavailable
 from rota.model.protocol import LOG_SUBJECT, LogChunk, encode
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, task
 from tests.support.queue import Dispatcher, sql
 
@@ -21,7 +22,7 @@ ROWS = sql("SELECT count(*) FROM rota.frame_log")
 @pytest.fixture
 async def job(database):
     await a_show(database)
-    [one] = await Submitter(database).submit([task(layer={"frames": "10-30x10"})])
+    [one] = await Submitter(database, NO_EVENTS).submit([task(layer={"frames": "10-30x10"})])
     return one.job
 
 

@@ -17,6 +17,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.model.settings.lifecycle import RetentionSettings
 from tests.integration.engine import engine_client
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, task
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until
@@ -439,5 +440,5 @@ async def test_received_jobs_metric_counts_each_idempotency_key_once(database):
     await a_show(database)
     before = RECEIVED.labels("counted")._value.get()
     for _ in range(2):
-        await Submitter(database).submit([task(topic="counted", idempotency_key="k")])
+        await Submitter(database, NO_EVENTS).submit([task(topic="counted", idempotency_key="k")])
     assert RECEIVED.labels("counted")._value.get() - before == 1

@@ -19,6 +19,7 @@ from rota.model.errors import InvalidInput
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Budget, Compensation, ContextHints, LayerSpec, Submission
 from rota.queue import DeadLetterFilter, FailedFilter, FrameFailure, Queue
+from tests.support.events import NO_EVENTS, completions
 from tests.support.jobs import a_show, task
 from tests.support.kernels import TABLE, Table
 from tests.support.queue import Dispatcher, agreed, entry, sessions_over, sql
@@ -35,7 +36,7 @@ class Harness:
     def __init__(self, database):
         self.database = database
         self.queue = Queue(database)
-        self.submitter = Submitter(database)
+        self.submitter = Submitter(database, NO_EVENTS)
         self.resubmitter = Resubmitter(database, self.queue, self.submitter, BlobStore(database))
 
     async def submit(self, submission):
@@ -312,7 +313,7 @@ async def test_map_whose_items_are_deleted_cannot_be_retried_completely(harness,
 async def test_denied_job_is_retried_through_the_gate_with_all_items(harness, database):
     harness.submitter.gate = DeferredGate()
     old = await harness.submit(task(layer={"items": [1, 2]}))
-    admission = controller.AdmissionController(database, FinisherStub(harness.queue), Table(default=TABLE["deny"]))
+    admission = controller.AdmissionController(database, completions(database), Table(default=TABLE["deny"]))
     await admission.decide_all([old])
     harness.submitter.gate = DeferredGate()
     retried = await harness.resubmitter.retry_dead_letters(DeadLetterFilter(kind="job"))
@@ -335,13 +336,3 @@ class DeferredGate:
 
     def decide(self, _batch):
         raise AssertionError("the gate must not decide during submission")
-
-
-class FinisherStub:
-    """The part of the finisher that the admission controller uses."""
-
-    def __init__(self, queue):
-        self.queue = queue
-
-    async def after_commit(self, _completion):
-        return None

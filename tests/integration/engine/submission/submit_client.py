@@ -11,6 +11,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.failpoints import LostReply
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import task
 
 
@@ -33,14 +34,14 @@ async def again(call):
 
 
 async def work(database):
-    submitted = await again(lambda: Submitter(database, gate=DeferredGate()).submit(BATCH))
+    submitted = await again(lambda: Submitter(database, NO_EVENTS, gate=DeferredGate()).submit(BATCH))
 
     async def admit_all():
         async with database.transaction() as tx:
             await admit(tx, [one.job for one in submitted])
 
     await again(admit_all)
-    await again(lambda: Submitter(database).submit([task(idempotency_key="d")]))
+    await again(lambda: Submitter(database, NO_EVENTS).submit([task(idempotency_key="d")]))
 
 
 async def main():

@@ -7,6 +7,7 @@ import pytest
 from rota.engine.submission.batcher import SubmissionBatcher
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, PostgresUnavailable
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, task
 
 
@@ -23,7 +24,7 @@ class CountingSubmitter(Submitter):
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return CountingSubmitter(database)
+    return CountingSubmitter(database, NO_EVENTS)
 
 
 async def submit_all(batcher, submissions):

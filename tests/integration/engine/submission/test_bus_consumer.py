@@ -14,6 +14,7 @@ from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.protocol import SUBMIT_SUBJECT
 from rota.queue import DeadLetterFilter, Queue
 from tests.integration.infra.nats_support import acknowledged, buses
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import agreed
 from tests.support.waiting import until
@@ -32,7 +33,7 @@ async def bus(nats_url, bus_prefix):
 @pytest.fixture
 async def submit_consumer(database):
     await a_show(database)
-    return BusSubmissionConsumer(Submitter(database), Queue(database).dead_letters)
+    return BusSubmissionConsumer(Submitter(database, NO_EVENTS), Queue(database).dead_letters)
 
 
 @asynccontextmanager
@@ -52,7 +53,7 @@ async def publish(bus, *bodies):
 
 async def test_bus_submissions_are_written_and_refusals_become_dead_letters(bus, submit_consumer, database):
     keyed = task(idempotency_key="k")
-    await Submitter(database).submit([keyed])
+    await Submitter(database, NO_EVENTS).submit([keyed])
     other = encode_submission(task("other", idempotency_key="k"))
     plain = json.dumps({"show": "film", "layers": [{"argv": ["true"]}]}).encode()
     bad = {

@@ -7,6 +7,7 @@ import pytest
 from rota.engine.admission.decision import DEFERRED
 from rota.engine.submission.submitter import Submitter, submit_on_async, submit_on_sync
 from rota.model.errors import IdempotencyConflict, InvalidInput
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import agreed, sql
 
@@ -29,7 +30,7 @@ class DeferredGate:
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database)
+    return Submitter(database, NO_EVENTS)
 
 
 async def waiting(database):

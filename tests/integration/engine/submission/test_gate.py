@@ -13,6 +13,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.model.errors import IllegalTransition
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import LayerSpec, Submission
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import Dispatcher, agreed, sql
 
@@ -41,7 +42,7 @@ class SynchronousGate:
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database, gate=DeferredGate())
+    return Submitter(database, NO_EVENTS, gate=DeferredGate())
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ async def test_synchronous_gate_decides_during_submission(database, jobs):
     gate = SynchronousGate(
         AdmissionVerdict.ALLOW, AdmissionVerdict.REQUIRE_APPROVAL, AdmissionVerdict.DENY, AdmissionVerdict.WAIT
     )
-    submitted = await Submitter(database, gate=gate).submit([task() for _ in range(4)])
+    submitted = await Submitter(database, NO_EVENTS, gate=gate).submit([task() for _ in range(4)])
     assert [one.state for one in submitted] == ["SCHEDULED", "APPROVAL_REQUIRED", "PENDING", "PENDING"]
     approval = await jobs.get(submitted[1].job)
     assert (approval.reason, [m.state for m in approval.history]) == (

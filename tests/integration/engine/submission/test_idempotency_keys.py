@@ -7,6 +7,7 @@ import pytest
 from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import IdempotencyConflict, InvalidInput
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import agreed, sql
 from tests.support.waiting import until
@@ -24,7 +25,7 @@ FROM gone
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database)
+    return Submitter(database, NO_EVENTS)
 
 
 async def waiting(database):
@@ -122,7 +123,7 @@ async def test_many_concurrent_submitters_of_the_same_keys_create_each_job_once(
     others = [await Database.open(PostgresTarget(url=database_url)) for _ in range(3)]
 
     async def submit(by, order):
-        return await Submitter(by).submit([task(idempotency_key=key) for key in order])
+        return await Submitter(by, NO_EVENTS).submit([task(idempotency_key=key) for key in order])
 
     answers = await asyncio.gather(
         submit(database, keys),

@@ -14,6 +14,7 @@ from rota.model.errors import InvalidInput, NotFound
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Budget, LayerSpec, Submission
 from rota.queue import Queue
+from tests.support.events import NO_EVENTS
 from tests.support.jobs import a_show, left, task
 from tests.support.queue import Dispatcher, agreed, sql
 
@@ -33,7 +34,7 @@ FROM rota.queue_class q JOIN rota.placement_class c USING (class_id) ORDER BY c.
 @pytest.fixture
 async def submitter(database):
     await a_show(database)
-    return Submitter(database)
+    return Submitter(database, NO_EVENTS)
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ async def test_one_invalid_submission_refuses_the_batch(submitter, database):
 
 async def test_renamed_show_is_known_only_by_its_new_name(database):
     admin = await a_show(database)
-    submitter = Submitter(database)
+    submitter = Submitter(database, NO_EVENTS)
     await submitter.submit([task()])
     await admin.rename_show("film", "movie", actor="ann")
     with pytest.raises(InvalidInput, match="no show 'film'"):
