@@ -56,6 +56,10 @@ class Proxy:
         self._mode = Mode.CUT
         self.reset()
 
+    def redirect(self, host, port):
+        """Connect new clients to another server; open connections stay."""
+        self._target = (host, port)
+
     def half_open(self):
         """Drop all data in both directions while connections stay open."""
         self._mode = Mode.HALF_OPEN

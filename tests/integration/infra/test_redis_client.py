@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -26,10 +27,14 @@ async def connected(redis_url):
         await one.aclose()
 
 
+def address(url):
+    host, _, port = url.rpartition("@")[2].partition("/")[0].partition(":")
+    return host, int(port)
+
+
 async def proxied(proxy, url):
     """A proxy in front of the server at `url`, and the URL through it."""
-    host, _, port = url.rpartition("@")[2].partition("/")[0].partition(":")
-    network = await proxy(host, int(port))
+    network = await proxy(*address(url))
     return network, network.url(url)
 
 
@@ -112,6 +117,42 @@ async def test_server_restart_fails_only_commands_in_flight(connected, private_r
         await health(one)
     await private.restart()
     await health(one)
+
+
+@pytest.mark.parametrize("noticed_by", ["a write", "a script", "the health check"])
+async def test_connections_to_a_primary_that_became_readonly_are_replaced(connected, private_redis, proxy, noticed_by):
+    old, new = await private_redis(), await private_redis()
+    network, url = await proxied(proxy, old.url)
+    one, direct, other = connected(url), connected(old.url), connected(new.url)
+    await asyncio.gather(*(one.set(f"k{n}", "old") for n in range(5)))
+    await direct.replicaof("127.0.0.1", 1)
+    await other.config_set("requirepass", urlsplit(old.url).password)
+    network.redirect(*address(new.url))
+    acts = {
+        "a write": lambda: one.set("k", "new"),
+        "a script": lambda: one.eval("return redis.call('SET', KEYS[1], 'new')", 1, "k"),
+        "the health check": lambda: health(one),
+    }
+    refusals = 0
+    while True:
+        try:
+            with translate_errors(one):
+                await acts[noticed_by]()
+            break
+        except RedisUnavailable as error:
+            refusals += "read-only replica" in error.sentence
+    assert 1 <= refusals <= 5, "each pooled connection is refused at most once"
+    await one.set("k", "new")
+    assert await other.get("k") == b"new"
+
+
+async def test_readonly_server_is_not_healthy(connected, private_redis):
+    private = await private_redis()
+    one = connected(private.url)
+    await health(one)
+    await one.replicaof("127.0.0.1", 1)
+    with pytest.raises(RedisUnavailable, match="read-only replica"):
+        await health(one)
 
 
 async def test_server_error_that_is_not_an_outage_is_not_translated(connected, redis_url):

@@ -22,10 +22,12 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
 
+from rota.infra.redis.connection import CONNECTION_CLASSES
 from rota.infra.redis.failures import address_of, translate_errors
 from rota.infra.redis.target import RedisTarget
 from rota.model.errors import EvictingRedis, InvalidSetting, SetupFailed
@@ -37,7 +39,9 @@ VERSION_MIN = (6, 2)
 def connect(target: RedisTarget) -> redis.asyncio.Redis:
     """A client with its own pool. Sends nothing yet; the caller must call `aclose`."""
     try:
-        pool = redis.asyncio.BlockingConnectionPool(**{**parse_url(validate_url(target.url)), **_pool_options(target)})
+        options: dict[str, Any] = {**parse_url(validate_url(target.url)), **_pool_options(target)}
+        options["connection_class"] = CONNECTION_CLASSES[options.get("connection_class", Connection)]
+        pool = redis.asyncio.BlockingConnectionPool(**options)
         pool.make_connection()  # type: ignore[no-untyped-call]  # no I/O: validates the options
     except (ValueError, TypeError):
         # Not chained: their messages may quote part of the password.
@@ -80,10 +84,13 @@ def pool_use(client: redis.asyncio.Redis) -> PoolUse:
 
 
 async def health(client: redis.asyncio.Redis) -> float:
-    """Duration of one PING in seconds."""
+    """Duration of one round trip in seconds; raises unless the server accepts writes."""
     started = time.perf_counter()
     with translate_errors(client):
-        await client.ping()
+        replication = await client.info("replication")
+        if replication["role"] != "master":
+            await client.connection_pool.disconnect(inuse_connections=False)
+            raise ReadOnlyError
     return time.perf_counter() - started
 
 
