@@ -1,6 +1,6 @@
 """Worker process: accepts assignments from the servers over NATS, runs frames and reports their results.
 
-    assignments ─► FrameTable ─► AsyncRunner │ TaskProcessPool │ CommandRunner ─► FrameTable ─► ResultReporter
+    assignments ─► FrameTable ─► AsyncRunner │ TaskProcessRunner │ CommandRunner ─► FrameTable ─► ResultReporter
     cancels ─────►     │                                                               └─► ProgressReporter
                        └─► HeartbeatThread
 
@@ -19,6 +19,7 @@ Invariants:
 | `frames`, `frame_table`, `capacity`, `token_deduplicator` | state of accepted frames |
 | `heartbeat`, `result_reporter`, `progress_reporter`, `outcomes`, `tracing` | messages to the servers |
 | `runners/` | execution: event loop, processes, commands |
+| `processes/` | child processes for sync tasks and sync agents: pool, handshake, messages, kill and reap |
 | `data/` | inputs, results, artifacts, logs |
 | `agents/` | recurring agents of the app |
 

@@ -51,7 +51,7 @@ from rota.worker.registration_info import HostLoad
 from rota.worker.result_reporter import ResultReporter
 from rota.worker.runners.async_runner import AsyncRunner
 from rota.worker.runners.command_runner import CommandRunner
-from rota.worker.runners.process_pool import TaskProcessPool
+from rota.worker.runners.process_runner import TaskProcessRunner
 
 log = structlog.get_logger(__name__)
 SESSIONS_LOST = metrics.counter(
@@ -85,7 +85,7 @@ class WorkerSession:
         )
         self._payloads = Payloads(self._frame_table, config.store)
         self._async_runner = AsyncRunner(self._frame_table, self._payloads)
-        self._process_pool = TaskProcessPool(self._frame_table, self._payloads, config)
+        self._process_runner = TaskProcessRunner(self._frame_table, self._payloads, config)
         self._command_runner = CommandRunner(self._frame_table, self._payloads, config)
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count(1)
@@ -125,7 +125,7 @@ class WorkerSession:
     async def _close(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             abandoned_handlers = tasks.create_task(self._async_runner.close())
-            tasks.create_task(self._process_pool.close())
+            tasks.create_task(self._process_runner.close())
             tasks.create_task(self._command_runner.close())
             tasks.create_task(self._payloads.close())
             tasks.create_task(self._heartbeat.stop())
@@ -223,7 +223,7 @@ class WorkerSession:
     def _runner_for(self, batch: AssignedBatch) -> Callable[[AssignedBatch], None]:
         if batch.task is None:
             return self._command_runner.add
-        return self._async_runner.add if batch.task.is_async else self._process_pool.add
+        return self._async_runner.add if batch.task.is_async else self._process_runner.add
 
     async def _consume_cancels(self) -> None:
         async with self._bus.subscribe_core(CANCEL_SUBJECT) as messages:

@@ -10,8 +10,8 @@ import pytest
 
 from rota.agents.running import AgentRun, BodyFailed
 from rota.model.failure_classes import FailureClass
-from rota.worker.agents import process_pool
-from rota.worker.agents.process_pool import AgentProcessPool
+from rota.worker.agents import process_runner
+from rota.worker.agents.process_runner import AgentProcessRunner
 from tests.support.waiting import until
 
 APP = "tests.support.agent_tasks:app"
@@ -28,7 +28,7 @@ def lease():
 
 @pytest.fixture
 async def processes(lease):
-    made = AgentProcessPool(APP, Path.cwd(), lambda: lease["until"])
+    made = AgentProcessRunner(APP, Path.cwd(), lambda: lease["until"])
     yield made
     await made.close()
 
@@ -60,14 +60,14 @@ async def test_agent_body_runs_and_its_process_is_reused(processes, tmp_path, mo
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     await processes.run_agent(run_of("told"))
     assert (tmp_path / "told").read_text() == "told 7 1000"
-    [child] = processes._idle
+    [child] = processes.pool.idle
     await processes.run_agent(run_of("fine"))
-    assert processes._idle == [child]
+    assert processes.pool.idle == (child,)
 
 
 async def test_agent_output_is_logged_line_by_line(processes, monkeypatch):
     lines = []
-    monkeypatch.setattr(process_pool.log, "info", lambda event, **facts: lines.append((event, facts)), raising=False)
+    monkeypatch.setattr(process_runner.log, "info", lambda event, **facts: lines.append((event, facts)), raising=False)
     await processes.run_agent(run_of("talks"))
     await until(lambda: len(lines) >= 2)
     assert [(facts["agent"], facts["line"]) for _, facts in lines] == [
@@ -98,13 +98,13 @@ async def test_cancelled_body_gets_sigterm_first(processes, began):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - stopped_at < process_pool.KILL_AFTER_S
+    assert time.monotonic() - stopped_at < process_runner.KILL_AFTER_S
     assert not is_alive(pid)
-    assert processes._idle == []
+    assert processes.pool.idle == ()
 
 
 async def test_body_that_ignores_sigterm_is_killed(processes, began, monkeypatch):
-    monkeypatch.setattr(process_pool, "KILL_AFTER_S", 0.2)
+    monkeypatch.setattr(process_runner, "KILL_AFTER_S", 0.2)
     task = asyncio.create_task(processes.run_agent(run_of("deaf")))
     pid = await started(began)
     task.cancel()
@@ -116,7 +116,7 @@ async def test_body_that_ignores_sigterm_is_killed(processes, began, monkeypatch
 @pytest.mark.parametrize("body", ["deaf", "greedy"])
 async def test_process_whose_lease_is_not_renewed_is_killed(processes, began, lease, monkeypatch, body):
     """As when SIGSTOP stops the worker: no renewal arrives and the lease expires."""
-    monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 60.0)
+    monkeypatch.setattr(process_runner, "LEASE_SEND_INTERVAL_S", 60.0)
     await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 1.5
     task = asyncio.create_task(processes.run_agent(run_of(body)))
@@ -129,7 +129,7 @@ async def test_process_whose_lease_is_not_renewed_is_killed(processes, began, le
 
 @pytest.mark.parametrize("body", ["slow", "greedy"])
 async def test_lease_renewal_keeps_even_a_busy_body_alive(processes, began, lease, monkeypatch, body):
-    monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 0.05)
+    monkeypatch.setattr(process_runner, "LEASE_SEND_INTERVAL_S", 0.05)
     await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 0.2
     task = asyncio.create_task(processes.run_agent(run_of(body)))
@@ -145,7 +145,7 @@ async def test_lease_renewal_keeps_even_a_busy_body_alive(processes, began, leas
 
 
 async def test_process_whose_lease_watchdog_is_killed_ends(processes, began, monkeypatch):
-    monkeypatch.setattr(process_pool, "LEASE_SEND_INTERVAL_S", 0.05)
+    monkeypatch.setattr(process_runner, "LEASE_SEND_INTERVAL_S", 0.05)
     task = asyncio.create_task(processes.run_agent(run_of("slow")))
     pid = await started(began)
     [watchdog] = children_of(pid)
@@ -159,7 +159,7 @@ async def test_idle_process_survives_lease_expiry_and_leaves_no_child(processes,
     await processes.run_agent(run_of("fine"))  # starts the process, so that the time below is spent in the body
     lease["until"] = time.monotonic() + 0.01
     await processes.run_agent(run_of("fine"))
-    [child] = processes._idle
+    [child] = processes.pool.idle
     [watchdog] = children_of(child.process.pid)
     began_at = time.monotonic()
     await until(lambda: time.monotonic() - began_at > 1.3)
@@ -169,6 +169,6 @@ async def test_idle_process_survives_lease_expiry_and_leaves_no_child(processes,
 
 
 async def test_unloadable_app_fails_the_run_with_its_reason(lease):
-    processes = AgentProcessPool("tests.support.nowhere", Path.cwd(), lambda: lease["until"])
+    processes = AgentProcessRunner("tests.support.nowhere", Path.cwd(), lambda: lease["until"])
     with pytest.raises(BodyFailed, match="did not start: Cannot import"):
         await processes.run_agent(run_of("fine"))

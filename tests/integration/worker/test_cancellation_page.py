@@ -13,8 +13,8 @@ import pytest
 
 from rota.agents.running import AgentRun
 from rota.model.failure_classes import FailureClass
-from rota.worker.agents.ipc import AgentProcessRequest
 from rota.worker.agents.process_main import run_agent_body
+from rota.worker.agents.process_messages import AgentProcessRequest
 from tests.support.waiting import until
 
 PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "cancellation.md").read_text()

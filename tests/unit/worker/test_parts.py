@@ -17,17 +17,17 @@ from rota.worker.capacity import WorkerCapacity
 from rota.worker.data.blob_store import FileStore
 from rota.worker.data.log_capture import LogCapture
 from rota.worker.outcomes import UnencodableResult, decode_input, encode_result, redact_and_truncate
+from rota.worker.processes.ipc import MessageReader, ProcessReady, pack_message
+from rota.worker.processes.os_process import describe_exit
 from rota.worker.registration_info import RegistrationInfo
 from rota.worker.runners.command_runner import _expand_frame_placeholder
 from rota.worker.runners.environment import command_environment, frame_variables
-from rota.worker.runners.ipc import (
+from rota.worker.runners.process_messages import (
+    TASK_MESSAGE_BYTES_MAX,
+    TASK_MESSAGE_DECODER,
     TaskProcessLogLine,
-    TaskProcessMessageReader,
-    TaskProcessReady,
     TaskProcessResult,
-    pack_task_message,
 )
-from rota.worker.runners.os_process import describe_exit
 from rota.worker.token_deduplicator import TokenDeduplicator
 
 range_lists = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
@@ -98,23 +98,35 @@ def test_log_capture_of_endless_output_uses_bounded_memory():
     assert sum(map(len, capture._tail)) < 700
 
 
+def messages_in(reader, data):
+    """Feed `data` and pop all complete messages."""
+    reader.feed(data)
+    found = []
+    while (message := reader.pop()) is not None:
+        found.append(message)
+    return found
+
+
+def task_reader():
+    return MessageReader(TASK_MESSAGE_DECODER, TASK_MESSAGE_BYTES_MAX)
+
+
 @given(st.lists(st.text(max_size=30), max_size=10), st.integers(1, 7))
 def test_process_messages_survive_any_split_of_their_bytes(lines, step):
-    unpacker, found = TaskProcessMessageReader(), []
-    data = b"".join(pack_task_message(TaskProcessLogLine(1, line)) for line in lines) + pack_task_message(
-        TaskProcessReady()
-    )
+    reader, found = task_reader(), []
+    sent = [*(TaskProcessLogLine(1, line) for line in lines), ProcessReady()]
+    data = b"".join(map(pack_message, sent))
     for start in range(0, len(data), step):
-        found += unpacker.feed(data[start : start + step])
-    assert found == [*(TaskProcessLogLine(1, line) for line in lines), TaskProcessReady()]
+        found += messages_in(reader, data[start : start + step])
+    assert found == sent
 
 
 def test_malformed_process_message_raises():
     with pytest.raises(msgspec.DecodeError):
-        list(TaskProcessMessageReader().feed(b"\xff\xff\xff\xff"))
+        messages_in(task_reader(), b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.DecodeError):
-        list(TaskProcessMessageReader().feed(pack_task_message(Work())))
-    assert list(TaskProcessMessageReader().feed(pack_task_message(TaskProcessResult(1, "FAILED"))[:-1])) == []
+        messages_in(task_reader(), pack_message(Work()))
+    assert messages_in(task_reader(), pack_message(TaskProcessResult(1, "FAILED"))[:-1]) == []
 
 
 def test_input_is_shareable_only_if_immutable():

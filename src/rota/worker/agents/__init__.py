@@ -6,7 +6,7 @@ worker's lease by more than `KILL_GRACE_S`: a watchdog process kills it when ren
 | module | subject |
 |---|---|
 | `runner` | the service: connects PostgreSQL and Redis, starts the scheduler |
-| `process_pool`, `process_main`, `ipc` | sync bodies in reusable child processes |
+| `process_runner`, `process_main`, `process_messages` | sync bodies in child processes (`rota.worker.processes`) |
 | `lease_watchdog_process` | kills a body whose lease is not renewed |
 | `events` | publishes agent events to NATS |
 

@@ -23,7 +23,7 @@ from rota.infra.service import Lifecycle
 from rota.model.failure_classes import ClassifyHook
 from rota.model.settings import Settings
 from rota.sdk.agent import AgentDefinition
-from rota.worker.agents.process_pool import AgentProcessPool
+from rota.worker.agents.process_runner import AgentProcessRunner
 
 
 class WorkerAgents:
@@ -62,7 +62,7 @@ class WorkerAgents:
             redis = connect(self._redis)
             closing.push_async_callback(redis.aclose)
             await check_server(redis)
-            processes = AgentProcessPool(self._app, self._folder, self._lease_until)
+            processes = AgentProcessRunner(self._app, self._folder, self._lease_until)
             closing.push_async_callback(processes.close)
             submitter = self._submitter(database)
             bodies = [
@@ -89,7 +89,7 @@ class WorkerAgents:
         return self.agents.lease_until() if self.agents is not None else 0.0
 
 
-def _agent_function(agent: AgentDefinition, processes: AgentProcessPool, submitter: Submitter) -> AgentBody:
+def _agent_function(agent: AgentDefinition, processes: AgentProcessRunner, submitter: Submitter) -> AgentBody:
     if agent.spec.job is not None:
         return submitting_body(submitter, agent.spec)
     return agent.call if agent.is_async else processes.run_agent

@@ -6,7 +6,7 @@ Each runner takes an `AssignedBatch` in `add`, starts its frames through `FrameT
 | module | subject |
 |---|---|
 | `async_runner`, `coroutine_pool`, `exit_guard` | async tasks; they cannot be killed, only cancelled |
-| `process_pool`, `process_main`, `ipc` | sync tasks in reusable child processes |
-| `command_runner`, `command_launcher`, `rlimits` | commands with resource limits |
-| `os_process`, `environment` | child processes and the environment of a frame |
+| `process_runner`, `process_main`, `process_messages` | sync tasks in child processes (`rota.worker.processes`) |
+| `command_runner`, `rlimits` | commands with resource limits |
+| `environment` | the environment of a frame |
 """

@@ -26,12 +26,13 @@ from rota.worker.data.payloads import Payloads
 from rota.worker.frame_table import FrameTable
 from rota.worker.frames import AssignedBatch, RunningFrame
 from rota.worker.outcomes import redact_and_truncate
+from rota.worker.processes import launcher
+from rota.worker.processes.os_process import OsProcess
 from rota.worker.runners.environment import command_environment, frame_variables
-from rota.worker.runners.os_process import OsProcess
 from rota.worker.runners.rlimits import CommandRlimits
 
 log = structlog.get_logger(__name__)
-LAUNCHER_PATH: Final = Path(__file__).with_name("command_launcher.py")
+LAUNCHER_PATH: Final = Path(launcher.__file__)
 EXIT_TIMEOUT_S: Final = 2.0
 _FRAME_PLACEHOLDER = re.compile(r"\{frame(?::0?([1-9]?)d)?\}")
 
@@ -118,14 +119,14 @@ class CommandRunner:
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
             raise _CommandNotFound(f"The command {argv[0]!r} is not on this worker's PATH.")
-        launcher = [
+        launch = [
             str(LAUNCHER_PATH),
             str(os.getpid()),
             CommandRlimits(work, self._config.limits).launcher_argument,
             program,
         ]
         return OsProcess(
-            [sys.executable, "-I", "-S", *launcher, *argv],
+            [sys.executable, "-I", "-S", *launch, *argv],
             cwd=folder,
             env=env,
             stdout=partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),

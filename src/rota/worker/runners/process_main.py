@@ -1,7 +1,6 @@
-"""Main of a task process: runs sync tasks, one frame at a time, until its worker is gone.
+"""Main of a task process: runs sync tasks, one frame at a time, until its worker is gone (`rota.worker.processes`).
 
-Started as `python -m rota.worker.runners.process_main`; it loads the app as the worker did. To end a frame, the worker
-kills this process with everything it has started, and starts another one.
+To end a frame, the worker kills this process with everything it has started, and starts another one.
 
 SIGTERM requests a stop: it only sets `Context.cancelled`. Standard output is the frame's log. A forked child that
 returns from the task exits immediately, because it would send a second result.
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -24,81 +22,58 @@ from typing import Final
 import msgspec
 
 from rota.infra.telemetry import tracing
-from rota.model.errors import RotaError
 from rota.model.protocol import AttemptResult, AttemptStatus
-from rota.sdk import load_app
 from rota.sdk.app import Rota
 from rota.sdk.context import CURRENT_CONTEXT, Context
 from rota.worker import outcomes
-from rota.worker.runners.command_launcher import die_with_parent
+from rota.worker.processes.main import HandleRequest, WorkerChannel, run_child
 from rota.worker.runners.environment import frame_variables
-from rota.worker.runners.ipc import (
-    LENGTH_BYTES,
+from rota.worker.runners.process_messages import (
     TASK_REQUEST_DECODER,
     TaskProcessArtifact,
     TaskProcessLogLine,
     TaskProcessProgress,
-    TaskProcessReady,
     TaskProcessRequest,
     TaskProcessResult,
-    pack_task_message,
 )
 
 PROGRESS_INTERVAL_S: Final = 0.05
 
 
-class TaskProcessChannel:
-    """Connection to the worker; `FrameSink` of the running frame."""
+class ProcessFrameSink:
+    """`FrameSink` of the running frame: sends to the worker."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, channel: WorkerChannel[TaskProcessRequest]) -> None:
+        self._channel = channel
         self._progress_sent_at = 0.0
         self.folder_path: Path | None = None
         """Path of the running frame's directory."""
-
-    def send(self, message: msgspec.Struct) -> None:
-        self._socket.sendall(pack_task_message(message))
-
-    def receive(self) -> TaskProcessRequest | None:
-        """None: the worker is gone."""
-        size = self._read_exactly(LENGTH_BYTES)
-        data = self._read_exactly(int.from_bytes(size, "big")) if size else b""
-        return TASK_REQUEST_DECODER.decode(data) if data else None
 
     def progress(self, token: int, percent: float, text: str) -> None:
         now = time.monotonic()
         if now - self._progress_sent_at >= PROGRESS_INTERVAL_S or percent >= 100:
             self._progress_sent_at = now
-            self.send(TaskProcessProgress(token, percent, text))
+            self._channel.send(TaskProcessProgress(token, percent, text))
 
     def log(self, token: int, line: str) -> None:
-        self.send(TaskProcessLogLine(token, line.encode(errors="replace").decode()))
+        self._channel.send(TaskProcessLogLine(token, line.encode(errors="replace").decode()))
 
     def folder(self, token: int) -> Path:
         """Announces the directory before creating it, so that the worker removes it after a crash."""
         assert self.folder_path is not None, "a frame runs"
         if not self.folder_path.is_dir():
-            self.send(TaskProcessArtifact(token))
+            self._channel.send(TaskProcessArtifact(token))
             self.folder_path.mkdir(parents=True, exist_ok=True)
         return self.folder_path
 
     def add_artifact(self, token: int, path: Path, name: str) -> None:
-        self.send(TaskProcessArtifact(token, str(path), name))
-
-    def _read_exactly(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = self._socket.recv(min(size - len(parts), 1 << 20))
-            if not part:
-                return b""
-            parts += part
-        return bytes(parts)
+        self._channel.send(TaskProcessArtifact(token, str(path), name))
 
 
 class TaskProcessExecutor:
-    def __init__(self, app: Rota, channel: TaskProcessChannel, folder: Path) -> None:
+    def __init__(self, app: Rota, sink: ProcessFrameSink, folder: Path) -> None:
         self._app = app
-        self._channel = channel
+        self._sink = sink
         self._folder = folder
         self._pid = os.getpid()
         self._context: Context | None = None
@@ -106,8 +81,8 @@ class TaskProcessExecutor:
 
     def run(self, call: TaskProcessRequest) -> TaskProcessResult:
         """Runs the task; never raises."""
-        self._channel.folder_path = Path(call.folder)
-        self._context = Context(call, call.frame, call.token, self._channel, call.gpus)
+        self._sink.folder_path = Path(call.folder)
+        self._context = Context(call, call.frame, call.token, self._sink, call.gpus)
         with _frame_environment(call, self._folder):
             end = contextvars.copy_context().run(self._call_task, call, self._context)
         self._context = None
@@ -163,24 +138,11 @@ def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]
             os.chdir(folder)
 
 
-def main(descriptor: int, parent: int, spec: str, folder: Path) -> None:
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    channel = TaskProcessChannel(socket.socket(fileno=descriptor))
-    try:
-        executor = TaskProcessExecutor(load_app.load(spec, folder), channel, folder)
-    except RotaError as error:
-        channel.send(TaskProcessReady(error.sentence))
-        return
-    channel.send(TaskProcessReady())
-    while (call := channel.receive()) is not None:
-        channel.send(executor.run(call))
+def create_handler(
+    app: Rota, channel: WorkerChannel[TaskProcessRequest], folder: Path
+) -> HandleRequest[TaskProcessRequest]:
+    return TaskProcessExecutor(app, ProcessFrameSink(channel), folder).run
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError):  # the worker is gone
-        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    # Threads left by a task must not keep the process alive.
-    os._exit(0)
+    run_child(TASK_REQUEST_DECODER, create_handler)

@@ -8,7 +8,7 @@ from typing import Final
 
 from rota.model.jobs.work import ProcessLimits, Work
 from rota.model.units import Mebibytes, format_memory
-from rota.worker.runners.os_process import describe_exit
+from rota.worker.processes.os_process import describe_exit
 
 MIB: Final = 1024 * 1024
 SHELL_SIGNAL_BASE: Final = 128
@@ -24,7 +24,7 @@ class CommandRlimits:
 
     @property
     def launcher_argument(self) -> str:
-        """For command_launcher.py: CPU seconds, data bytes, address space bytes, open files, file bytes."""
+        """For `processes/launcher.py`: CPU seconds, data bytes, address space bytes, open files, file bytes."""
         limits = self.limits
         values = (limits.cpu_s, self.memory_mb * MIB, limits.address_mb * MIB, limits.open_files, limits.file_mb * MIB)
         return ",".join(map(str, values))

@@ -1,6 +1,6 @@
-"""Sets up the process of a command, then execs the command. Run as a file, without site packages.
+"""Sets up the process of a command, then execs the command. Run as a file, without site packages; `main` imports it.
 
-    command_launcher.py PARENT CPU,DATA,ADDRESS,FILES,FILE PROGRAM ARGV...
+    launcher.py PARENT CPU,DATA,ADDRESS,FILES,FILE PROGRAM ARGV...
 
 It does the work between fork and exec, because `preexec_fn` is unsafe with threads: disables core dumps, sets limits
 (seconds, bytes, bytes, a count, bytes; 0: none), restores default signal handlers and arranges death with the worker.

@@ -1,0 +1,194 @@
+"""The process pool of tasks and agents: starts, requests, stops, and what is left after a death."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import structlog
+
+from rota.worker.processes import child as child_module
+from rota.worker.processes.child import ChildProcess, ChildProgram, ProcessStartFailed
+from rota.worker.processes.pool import ProcessPool
+from tests.integration.worker.pool_child import MESSAGE_BYTES_MAX, MESSAGE_DECODER, PoolReply, PoolRequest
+from tests.integration.worker.worker_support import alive, processes_of
+from tests.support.waiting import until
+
+APP = "tests.support.agent_tasks:app"
+CHILD = "tests.integration.worker.pool_child"
+OVER_ANY_PIPE_BUFFER = 8 * 1024 * 1024
+
+
+class PoolProcess(ChildProcess):
+    def __init__(self, program):
+        self.output = b""
+        super().__init__(program)
+
+    def _on_output(self, _stream, data):
+        self.output += data
+
+
+def program(app=APP, folder=None, bytes_max=MESSAGE_BYTES_MAX):
+    return ChildProgram(CHILD, app, folder or Path.cwd(), MESSAGE_DECODER, bytes_max, "decode_failed")
+
+
+def create_pool(*args, idle_max=2, **more):
+    return ProcessPool(lambda: PoolProcess(program(*args, **more)), idle_max)
+
+
+@pytest.fixture
+async def pool():
+    before = set(processes_of())
+    made = create_pool()
+    yield made
+    await made.close()
+    assert set(processes_of()) <= before, "processes were left behind"
+
+
+def app_in(folder, code):
+    (folder / "app.py").write_text(code)
+    return create_pool("app.py", folder)
+
+
+async def reply_to(child, *request):
+    await child.send(PoolRequest(*request))
+    return await child.messages.get()
+
+
+async def test_released_process_is_reused_and_surplus_ones_are_closed(pool):
+    children = [await pool.acquire() for _ in range(3)]
+    for child in children:
+        await pool.release(child)
+    assert pool.idle == tuple(children[:2])
+    assert [child.alive for child in children] == [True, True, False]
+    assert await pool.acquire() is children[1]
+    assert await reply_to(children[1], "pid") == PoolReply(str(children[1].process.pid).encode())
+    await children[1].close()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("import os\nos._exit(7)", 7), ("import os\nos.kill(os.getpid(), 9)", -9)]
+)
+async def test_child_that_dies_before_its_handshake_fails_the_start(tmp_path, code, status):
+    broken = app_in(tmp_path, code)
+    before = set(processes_of())
+    for _ in range(2):
+        with pytest.raises(ProcessStartFailed) as failed:
+            await broken.acquire()
+        assert (failed.value.problem, failed.value.status) == ("", status)
+    assert broken.idle == ()
+    assert set(processes_of()) <= before
+
+
+async def test_unloadable_app_fails_the_start_with_its_reason(tmp_path):
+    with pytest.raises(ProcessStartFailed, match="NameError") as failed:
+        await app_in(tmp_path, "nonsense").acquire()
+    assert failed.value.status is None
+
+
+async def test_child_that_never_becomes_ready_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(child_module, "START_TIMEOUT_S", 0.2)
+    before = set(processes_of())
+    with pytest.raises(TimeoutError):
+        await app_in(tmp_path, "import time\ntime.sleep(60)").acquire()
+    assert set(processes_of()) <= before
+
+
+async def test_child_that_cannot_be_executed_fails_the_start_and_leaks_no_descriptor(tmp_path):
+    descriptors = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(FileNotFoundError):
+        await create_pool(APP, tmp_path / "gone").acquire()
+    assert set(Path("/proc/self/fd").iterdir()) <= descriptors
+
+
+async def test_reply_larger_than_the_pipe_buffer_arrives_whole(pool):
+    child = await pool.acquire()
+    data = os.urandom(OVER_ANY_PIPE_BUFFER)
+    assert await reply_to(child, "echo", data) == PoolReply(data)
+    assert await reply_to(child, "echo", b"next") == PoolReply(b"next")
+    await pool.release(child)
+
+
+async def test_child_killed_in_the_middle_of_a_reply_never_sent_it(pool):
+    child = await pool.acquire()
+    assert await reply_to(child, "die in the middle of a reply", os.urandom(OVER_ANY_PIPE_BUFFER)) is None
+    assert child.process.status == -signal.SIGKILL
+    await pool.release(child)
+    assert pool.idle == ()
+    other = await pool.acquire()
+    assert await reply_to(other, "echo", b"fine") == PoolReply(b"fine")
+    await pool.release(other)
+
+
+async def test_oversized_reply_kills_its_process():
+    pool = create_pool(bytes_max=1000)
+    child = await pool.acquire()
+    with structlog.testing.capture_logs() as logs:
+        assert await reply_to(child, "echo", b"x" * 2000) is None
+    assert [line["event"] for line in logs] == ["decode_failed"]
+    await child.close()
+
+
+async def test_request_to_a_dead_process_ends_without_a_reply(pool):
+    child = await pool.acquire()
+    os.kill(child.process.pid, signal.SIGKILL)
+    assert await reply_to(child, "echo", os.urandom(OVER_ANY_PIPE_BUFFER)) is None
+    await child.close()
+
+
+async def test_idle_process_that_died_is_replaced(pool):
+    child = await pool.acquire()
+    await pool.release(child)
+    os.kill(child.process.pid, signal.SIGKILL)
+    await child.process.ended.wait()
+    other = await pool.acquire()
+    assert other is not child
+    await pool.release(other)
+
+
+async def test_killed_process_is_not_reused_even_before_it_has_ended(pool):
+    child = await pool.acquire()
+    child.kill()
+    await pool.release(child)
+    assert pool.idle == ()
+
+
+async def test_child_that_ignores_sigterm_is_killed(pool):
+    child = await pool.acquire()
+    assert await reply_to(child, "ignore SIGTERM") == PoolReply(b"ignoring")
+    await child.stop(kill_after_s=0.1)
+    assert child.process.status == -signal.SIGKILL
+
+
+async def test_child_that_obeys_sigterm_is_not_waited_for(pool):
+    child = await pool.acquire()
+    await child.stop(kill_after_s=60)
+    assert child.process.status == -signal.SIGTERM
+
+
+async def test_closed_process_takes_its_descendants_with_it(pool):
+    child = await pool.acquire()
+    await child.send(PoolRequest("fork"))
+    [descendant] = await until(lambda: processes_of(child.process.pid))
+    await child.close()
+    await until(lambda: not alive(descendant))
+
+
+async def test_cancelled_acquisition_leaves_no_process(tmp_path):
+    before = set(processes_of())
+    pool = app_in(tmp_path, "import time\ntime.sleep(60)")
+    starting = asyncio.create_task(pool.acquire())
+    await until(lambda: set(processes_of()) - before)
+    starting.cancel()
+    await asyncio.wait([starting])
+    await pool.close()
+    assert set(processes_of()) <= before
+
+
+async def test_killed_worker_leaves_no_child(spawn, tmp_path):
+    parent = await spawn("tests.integration.worker.pool_parent", tmp_path)
+    pids = [int(pid) for pid in (await parent.line(30)).split()]
+    assert [alive(pid) for pid in pids] == [True, True, True]
+    parent.kill()
+    await until(lambda: not any(map(alive, pids)), what="the end of its children")
