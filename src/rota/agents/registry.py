@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rota.agents.running import AgentBody
+from rota.agents.running import AgentBody, PreparedBody
 from rota.model.agents import AgentSpec
 from rota.model.errors import InvalidSetting
 from rota.model.settings.agents import AgentSettings
@@ -27,7 +27,7 @@ class DeclaredAgent(msgspec.Struct, frozen=True):
     """An agent and its body."""
 
     spec: AgentSpec
-    body: AgentBody
+    body: AgentBody | PreparedBody
 
 
 class AgentRegistry:

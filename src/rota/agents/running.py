@@ -4,12 +4,16 @@ A run is stopped by cancelling its task; the stop reason determines its outcome,
 ignores cancellation for `STOP_GRACE_S` is quarantined: its permit is released, its run remains the current one in
 PostgreSQL, so no other begins, and it is shown until it ends. `close` returns how many never ended. No body takes a
 step past the lease (`rota.agents.lease_watchdog`).
+
+The time limit of a run counts from its acquisition, or from the moment its `PreparedBody` starts.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -49,6 +53,14 @@ class AgentRun(msgspec.Struct, frozen=True):
 AgentBody = Callable[[AgentRun], Awaitable[object]]
 
 
+class PreparedBody(ABC):
+    """A body that needs time before it starts, such as for a process. That time is no part of its time limit."""
+
+    @abstractmethod
+    async def run(self, begin: Callable[[], AgentRun]) -> object:
+        """Prepares, calls `begin` once, which starts the time limit, and runs the body of the run that it returns."""
+
+
 class BodyFailed(Exception):
     """A body failed in another process, which classified the exception."""
 
@@ -69,6 +81,8 @@ class ActiveRun:
         self.permit = permit
         self.began_at = began_at
         """When it was acquired, by the monotonic clock."""
+        self.limited_since: float | None = began_at
+        """When its time limit started; None while its body is prepared."""
         self.stopped_as: AgentOutcome | None = None
         self.stopped_at = 0.0
         self.quarantined = False
@@ -111,14 +125,18 @@ class ActiveRuns:
     def stuck(self) -> list[ActiveRun]:
         return [run for run in self.by_name.values() if run.quarantined]
 
-    def start(self, run: ActiveRun, body: AgentBody, dead_man_s: float | None) -> None:
-        """Start a run. It is stopped `dead_man_s` after its acquisition; None: never."""
+    def start(self, run: ActiveRun, body: AgentBody | PreparedBody, dead_man_s: float | None) -> None:
+        """Start a run. It is stopped `dead_man_s` after its acquisition or preparation; None: never."""
         assert run.name not in self.by_name, "PostgreSQL allows one run per agent"
         self.by_name[run.name] = run
-        if dead_man_s is not None:
-            remaining_s = max(0.0, run.began_at + dead_man_s - self._clock.monotonic())
-            run.timer = asyncio.get_running_loop().call_later(remaining_s, self.stop, run, AgentOutcome.TIMEOUT)
-        run.task = asyncio.create_task(self._run_body(run, body), name=f"agent {run.name}")
+        call: Callable[[], Awaitable[object]]
+        if isinstance(body, PreparedBody):
+            run.limited_since = None
+            call = partial(body.run, partial(self._begin_prepared, run, dead_man_s))
+        else:
+            self._start_timer(run, run.began_at, dead_man_s)
+            call = partial(body, run.about)
+        run.task = asyncio.create_task(self._run_body(run, call), name=f"agent {run.name}")
         run.task.add_done_callback(lambda _task: self._on_task_done(run))
 
     def stop(self, run: ActiveRun, outcome: AgentOutcome) -> None:
@@ -161,9 +179,21 @@ class ActiveRuns:
                 await asyncio.wait(tasks, timeout=timeout_s / 2)
         return len(self.by_name)
 
-    async def _run_body(self, run: ActiveRun, body: AgentBody) -> None:
+    def _begin_prepared(self, run: ActiveRun, dead_man_s: float | None) -> AgentRun:
+        """Start the time limit of a prepared run; returns the run with the deadline that it has now."""
+        run.limited_since = self._clock.monotonic()
+        self._start_timer(run, run.limited_since, dead_man_s)
+        prepared_ms = round((run.limited_since - run.began_at) * 1000)
+        return msgspec.structs.replace(run.about, deadline_ms=run.about.deadline_ms + prepared_ms)
+
+    def _start_timer(self, run: ActiveRun, since: float, dead_man_s: float | None) -> None:
+        if dead_man_s is not None:
+            remaining_s = max(0.0, since + dead_man_s - self._clock.monotonic())
+            run.timer = asyncio.get_running_loop().call_later(remaining_s, self.stop, run, AgentOutcome.TIMEOUT)
+
+    async def _run_body(self, run: ActiveRun, call: Callable[[], Awaitable[object]]) -> None:
         try:
-            await CancelOnLeaseExpiry(body(run.about), self._is_lease_expired)
+            await CancelOnLeaseExpiry(call(), self._is_lease_expired)
         except asyncio.CancelledError:
             if run.stopped_as is None and self._is_lease_expired():
                 run.stopped_as = AgentOutcome.CANCELLED

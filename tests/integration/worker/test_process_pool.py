@@ -33,8 +33,8 @@ def program(app=APP, folder=None, bytes_max=MESSAGE_BYTES_MAX):
     return ChildProgram(CHILD, app, folder or Path.cwd(), MESSAGE_DECODER, bytes_max, "decode_failed")
 
 
-def create_pool(*args, idle_max=2, **more):
-    return ProcessPool(lambda: PoolProcess(program(*args, **more)), idle_max)
+def create_pool(*args, idle_max=2, starts_max=8, **more):
+    return ProcessPool(lambda: PoolProcess(program(*args, **more)), idle_max=idle_max, starts_max=starts_max)
 
 
 @pytest.fixture
@@ -46,9 +46,26 @@ async def pool():
     assert set(processes_of()) <= before, "processes were left behind"
 
 
-def app_in(folder, code):
+def app_in(folder, code, **more):
     (folder / "app.py").write_text(code)
-    return create_pool("app.py", folder)
+    return create_pool("app.py", folder, **more)
+
+
+GATED_APP = """
+import os, time
+from pathlib import Path
+from rota import Rota
+
+folder = Path(__file__).parent
+app = Rota()
+(folder / f"starting-{os.getpid()}").touch()
+while not (folder / "gate").exists():
+    time.sleep(0.005)
+"""
+
+
+def started_in(folder):
+    return len(list(folder.glob("starting-*")))
 
 
 async def reply_to(child, *request):
@@ -90,7 +107,7 @@ async def test_unloadable_app_fails_the_start_with_its_reason(tmp_path):
 async def test_child_that_never_becomes_ready_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(child_module, "START_TIMEOUT_S", 0.2)
     before = set(processes_of())
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"did not load the app within 0\.2 s"):
         await app_in(tmp_path, "import time\ntime.sleep(60)").acquire()
     assert set(processes_of()) <= before
 
@@ -184,6 +201,68 @@ async def test_cancelled_acquisition_leaves_no_process(tmp_path):
     await asyncio.wait([starting])
     await pool.close()
     assert set(processes_of()) <= before
+
+
+async def test_start_whose_caller_gave_up_serves_the_next_caller(tmp_path):
+    pool = app_in(tmp_path, GATED_APP)
+    first = asyncio.create_task(pool.acquire())
+    await until(lambda: started_in(tmp_path) == 1, within_s=20)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(pool.acquire())
+    (tmp_path / "gate").touch()
+    await pool.release(await second)
+    assert started_in(tmp_path) == len(pool.idle) == 1
+    await pool.close()
+
+
+async def test_no_more_than_starts_max_processes_start_at_once(tmp_path):
+    pool = app_in(tmp_path, GATED_APP, starts_max=2)
+    callers = [asyncio.create_task(pool.acquire()) for _ in range(5)]
+    await until(lambda: started_in(tmp_path) == 2, within_s=20)
+    assert len(pool._starts) == 2
+    (tmp_path / "gate").touch()
+    children = [await caller for caller in callers]
+    assert len(set(children)) == started_in(tmp_path) == 5
+    for child in children:
+        await child.close()
+
+
+async def test_released_process_serves_a_caller_that_waits_for_a_start(tmp_path):
+    pool = app_in(tmp_path, GATED_APP)
+    (tmp_path / "gate").touch()
+    child = await pool.acquire()
+    (tmp_path / "gate").unlink()
+    waiting = asyncio.create_task(pool.acquire())
+    await until(lambda: started_in(tmp_path) == 2, within_s=20)
+    await pool.release(child)
+    assert await waiting is child
+    await child.close()
+    await pool.close()
+
+
+async def test_failed_start_fails_one_caller_and_the_next_start_serves_the_other(tmp_path):
+    fails_once = (
+        "import os\nfrom pathlib import Path\nif not Path('failed').exists(): Path('failed').touch(); os._exit(7)\n"
+    )
+    pool = app_in(tmp_path, fails_once + GATED_APP, starts_max=1)
+    (tmp_path / "gate").touch()
+    callers = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+    first, second = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(first, ProcessStartFailed)
+    await pool.release(second)
+    await pool.close()
+
+
+async def test_caller_cancelled_when_it_gets_a_process_returns_it(pool):
+    child = await pool.acquire()
+    waiting = asyncio.create_task(pool.acquire())
+    await until(lambda: pool._starts)
+    await pool.release(child)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert child in pool.idle
 
 
 async def test_killed_worker_leaves_no_child(spawn, tmp_path):

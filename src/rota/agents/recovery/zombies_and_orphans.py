@@ -42,7 +42,7 @@ class Zombies:
         )
 
     def stop_after_s(self, spec: AgentSpec) -> float | None:
-        """How long after its acquisition a run is stopped; None: never."""
+        """How long after the start of its time limit a run is stopped; None: never."""
         if not self._options.enabled:
             return None
         return (spec.deadline_ms + self._threshold_ms(spec.name)) / 1000
@@ -56,7 +56,7 @@ class Zombies:
             if budget_s and self._clock.monotonic() - now >= budget_s:
                 break  # runs stopped in this pass come last in the next one
             limit_s = self.stop_after_s(run.spec)
-            if limit_s is not None and now - run.began_at > limit_s:
+            if limit_s is not None and run.limited_since is not None and now - run.limited_since > limit_s:
                 self._runs.stop(run, AgentOutcome.TIMEOUT)
                 found.append(run)
         CLEANED.labels("zombie").inc(len(found))

@@ -3,6 +3,7 @@
 A process runs one body at a time. Invariants:
 - a body ends once: by the result its process sends, or by the exit status of the process;
 - a body is stopped by SIGTERM, then killed with its descendants `KILL_AFTER_S` later; its process is not reused;
+- the time limit of a run starts when a process that has loaded the app takes it;
 - every renewal of the lease is sent to the process, whose watchdog kills it without one.
 """
 
@@ -16,9 +17,10 @@ from typing import Final
 
 import structlog
 
-from rota.agents.running import START_FAILURES, AgentRun, BodyFailed
+from rota.agents.running import START_FAILURES, AgentRun, BodyFailed, PreparedBody
 from rota.infra.telemetry import metrics
 from rota.model.failure_classes import FailureClass
+from rota.worker import host_metrics
 from rota.worker.agents import lease_watchdog_process
 from rota.worker.agents.process_messages import (
     AGENT_MESSAGE_BYTES_MAX,
@@ -39,6 +41,7 @@ KILL_AFTER_S: Final = 3.0
 LEASE_SEND_INTERVAL_S: Final = 0.5
 """How often the lease deadline is sent to a process."""
 IDLE_PROCESSES_MAX: Final = 8
+STARTS_MAX: Final = max(1, host_metrics.cores() // 100)
 LINE_CHARS_MAX: Final = 2000
 
 
@@ -77,8 +80,10 @@ class AgentProcess(ChildProcess[AgentProcessMessage]):
         self.agent = ""
 
     async def close(self) -> None:
-        await super().close()
-        self._lease_socket.close()
+        try:
+            await super().close()
+        finally:
+            self._lease_socket.close()
 
     def _on_exit(self) -> None:
         POOL_SIZE.dec()
@@ -98,8 +103,11 @@ class AgentProcess(ChildProcess[AgentProcessMessage]):
             )
 
 
-class AgentProcessRunner:
-    """`lease_until` returns the end of the current lease, in monotonic seconds."""
+class AgentProcessRunner(PreparedBody):
+    """`lease_until` returns the end of the current lease, in monotonic seconds.
+
+    Only `STARTS_MAX` processes start at once: many starts on few cores would all exceed the start timeout.
+    """
 
     def __init__(self, app: str, folder: Path, lease_until: Callable[[], float]) -> None:
         self._lease_until = lease_until
@@ -111,16 +119,16 @@ class AgentProcessRunner:
             AGENT_MESSAGE_BYTES_MAX,
             "agent_process_decode_failed",
         )
-        self.pool = ProcessPool(lambda: AgentProcess(program), IDLE_PROCESSES_MAX)
+        self.pool = ProcessPool(lambda: AgentProcess(program), idle_max=IDLE_PROCESSES_MAX, starts_max=STARTS_MAX)
 
-    async def run_agent(self, run: AgentRun) -> None:
+    async def run(self, begin: Callable[[], AgentRun]) -> None:
         try:
             child = await self._acquire_process()
         except Exception as error:
             START_FAILURES.labels(type(error).__name__).inc()
             raise
         with ACTIVE_PROCESSES.track_inprogress():
-            await self._run(child, run)
+            await self._run(child, begin())
 
     async def close(self) -> None:
         await self.pool.close()

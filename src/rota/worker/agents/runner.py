@@ -13,7 +13,7 @@ from pathlib import Path
 from rota.agents.events import PublishEvent
 from rota.agents.job_agents import submitting_body
 from rota.agents.registry import DeclaredAgent
-from rota.agents.running import AgentBody
+from rota.agents.running import AgentBody, PreparedBody
 from rota.agents.scheduler import AgentScheduler
 from rota.engine.submission.submitter import Submitter
 from rota.infra.lease import Leases
@@ -66,8 +66,7 @@ class WorkerAgents:
             closing.push_async_callback(processes.close)
             submitter = self._submitter(database)
             bodies = [
-                DeclaredAgent(each.spec, _agent_function(each, processes, submitter))
-                for each in self._declared.values()
+                DeclaredAgent(each.spec, _agent_body(each, processes, submitter)) for each in self._declared.values()
             ]
 
             async def declared() -> list[DeclaredAgent]:
@@ -89,7 +88,9 @@ class WorkerAgents:
         return self.agents.lease_until() if self.agents is not None else 0.0
 
 
-def _agent_function(agent: AgentDefinition, processes: AgentProcessRunner, submitter: Submitter) -> AgentBody:
+def _agent_body(
+    agent: AgentDefinition, processes: AgentProcessRunner, submitter: Submitter
+) -> AgentBody | PreparedBody:
     if agent.spec.job is not None:
         return submitting_body(submitter, agent.spec)
-    return agent.call if agent.is_async else processes.run_agent
+    return agent.call if agent.is_async else processes

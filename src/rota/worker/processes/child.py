@@ -83,8 +83,11 @@ class ChildProcess(ABC, Generic[M]):
 
     async def wait_until_ready(self) -> None:
         """Waits for the start handshake. Raises ProcessStartFailed or TimeoutError."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            message = await self.messages.get()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                message = await self.messages.get()
+        except TimeoutError as error:
+            raise TimeoutError(f"The process did not load the app within {START_TIMEOUT_S:g} s.") from error
         if not isinstance(message, ProcessReady):
             raise ProcessStartFailed("", self.process.status)
         if message.problem:
@@ -115,11 +118,13 @@ class ChildProcess(ABC, Generic[M]):
     async def close(self) -> None:
         """Kills and reaps it; idempotent."""
         self._killed = True
-        await self.process.kill_and_wait(EXIT_TIMEOUT_S)
-        await asyncio.wait([self._exit_watcher], timeout=EXIT_TIMEOUT_S)
-        self._exit_watcher.cancel()
-        self._reader.close()
-        self._socket.close()
+        try:
+            await self.process.kill_and_wait(EXIT_TIMEOUT_S)
+            await asyncio.wait([self._exit_watcher], timeout=EXIT_TIMEOUT_S)
+            self._exit_watcher.cancel()
+        finally:
+            self._reader.close()
+            self._socket.close()
 
     @abstractmethod
     def _on_output(self, stream: OutputStream, data: bytes) -> None:

@@ -80,7 +80,11 @@ class TaskProcessRunner:
             TASK_MESSAGE_BYTES_MAX,
             "task_process_decode_failed",
         )
-        self._pool = ProcessPool(lambda: TaskProcess(program, frame_table.progress_reporter), config.processes)
+        self._pool = ProcessPool(
+            lambda: TaskProcess(program, frame_table.progress_reporter),
+            idle_max=config.processes,
+            starts_max=config.processes,
+        )
 
     def add(self, batch: AssignedBatch) -> None:
         self._waiting.append(batch)
