@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,6 +151,35 @@ async def exits_in_a_task(how, kind):
 
 async def _exits_at_once(error):
     raise error
+
+
+@app.task
+async def exits_in_a_callback(how, kind):
+    """Leaves a loop callback behind that tries to end the process."""
+    loop = asyncio.get_running_loop()
+    left = loop.create_future()
+
+    def exits(*_):
+        left.cancel()
+        raise KINDS[kind](3)
+
+    match how:
+        case "soon":
+            loop.call_soon(exits)
+        case "later":
+            loop.call_later(0.01, exits)
+        case "thread":
+            await asyncio.to_thread(loop.call_soon_threadsafe, exits)
+        case "done":
+            future = loop.create_future()
+            future.add_done_callback(exits)
+            future.set_result(None)
+        case "reader":
+            ours, theirs = socket.socketpair()
+            loop.add_reader(ours, lambda: (loop.remove_reader(ours), ours.close(), exits()))
+            theirs.close()
+    await asyncio.wait([left])
+    return "called"
 
 
 @app.task

@@ -68,7 +68,7 @@ def run(settings: Settings, args: WorkerArgs) -> int:
             store=_store(settings.store),
         )
         agents = _agent_services(settings, app, config) if app is not None and app.recurring and args.agents else []
-        return loop.run(_serve(config, nats_target(settings), settings, agents))
+        return loop.run(_serve(config, nats_target(settings), settings, agents), ignore_exits=True)
 
 
 def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list[Service]:

@@ -2,8 +2,9 @@
 
 asyncio propagates `SystemExit` and `KeyboardInterrupt` of any task out of the event loop, which would end the worker
 with all its frames. `coroutine_pool` catches those raised by a handler itself; this module catches those of tasks it
-creates with a TaskGroup, `gather` or `wait_for`, and raises `Exited` instead. A loop callback that exits still ends the
-worker, as `os._exit` does; its frames are then requeued.
+creates with a TaskGroup, `gather` or `wait_for`, and raises `Exited` instead. A loop callback that exits is logged and
+ignored by the loop of a worker process (`rota.infra.loop`). Only `os._exit` ends the worker; its frames are then
+requeued.
 """
 
 from __future__ import annotations
