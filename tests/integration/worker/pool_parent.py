@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.worker.pool_child import PoolRequest
-from tests.integration.worker.test_process_pool import PoolProcess, create_pool, program
+from tests.integration.worker.pool_support import PoolProcess, create_pool, program
 from tests.support.waiting import until
 
 

@@ -9,32 +9,13 @@ import pytest
 import structlog
 
 from rota.worker.processes import child as child_module
-from rota.worker.processes.child import ChildProcess, ChildProgram, ProcessStartFailed
-from rota.worker.processes.pool import ProcessPool
-from tests.integration.worker.pool_child import MESSAGE_BYTES_MAX, MESSAGE_DECODER, PoolReply, PoolRequest
+from rota.worker.processes.child import ProcessStartFailed
+from tests.integration.worker.pool_child import PoolReply, PoolRequest
+from tests.integration.worker.pool_support import APP, create_pool
 from tests.integration.worker.worker_support import alive, processes_of
 from tests.support.waiting import until
 
-APP = "tests.support.agent_tasks:app"
-CHILD = "tests.integration.worker.pool_child"
 OVER_ANY_PIPE_BUFFER = 8 * 1024 * 1024
-
-
-class PoolProcess(ChildProcess):
-    def __init__(self, program):
-        self.output = b""
-        super().__init__(program)
-
-    def _on_output(self, _stream, data):
-        self.output += data
-
-
-def program(app=APP, folder=None, bytes_max=MESSAGE_BYTES_MAX):
-    return ChildProgram(CHILD, app, folder or Path.cwd(), MESSAGE_DECODER, bytes_max, "decode_failed")
-
-
-def create_pool(*args, idle_max=2, starts_max=8, **more):
-    return ProcessPool(lambda: PoolProcess(program(*args, **more)), idle_max=idle_max, starts_max=starts_max)
 
 
 @pytest.fixture
