@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rota.model.cel_guard import ExpressionError
 from rota.model.policy.decision import PolicyEffect, PolicyRequest
 from rota.policy.evaluate import CompiledPolicy
-from rota.policy.expressions import Condition, ConditionContext, ConditionError
+from rota.policy.expressions import Condition, ConditionContext
 from rota.policy.globs import GlobSet
 from rota.policy.rules import JobMatch, PolicyDocument, PolicyRule, PolicyRules, Velocity
 
@@ -67,7 +68,7 @@ def matches(rule, job):
         return False
     try:
         return rule.when is None or rule.when.holds(ConditionContext(job))
-    except ConditionError:
+    except ExpressionError:
         return None
 
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.infra.yaml_reader import parse_yaml
+from rota.model.cel_guard import ExpressionError
 from rota.model.errors import InvalidInput
 from rota.model.policy.decision import PolicyEffect, PolicyRequest
 from rota.policy.evaluate import CompiledPolicy
-from rota.policy.expressions import Condition, ConditionContext, ConditionError
+from rota.policy.expressions import Condition, ConditionContext
 from rota.policy.globs import GlobSet, validate_glob
 
 JOB = PolicyRequest(show="alpha", topic="job.a", labels={"env": "dev"}, tasks=("t",), risk_tags=("r", "s"))
@@ -137,7 +138,7 @@ def test_any_text_is_parsed_or_refused(text):
 def test_any_expression_is_refused_evaluates_or_fails_cleanly(text):
     condition, refused = result_or_error(Condition, text)
     assert condition or "\n" not in refused
-    with suppress(ConditionError):
+    with suppress(ExpressionError):
         assert condition is None or condition.holds(ConditionContext(JOB)) in (True, False)
 
 

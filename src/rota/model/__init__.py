@@ -22,6 +22,7 @@ Every other package imports this one.
 | `workflows` | workflow definitions, the run state machine, expressions, compensation |
 | `agents`, `schedules`, `failure_classes` | recurring work, its schedules, classification of failures |
 | `approvals`, `access`, `api_key_format` | approvals and votes; roles and grants; the format of API keys |
+| `cel_guard` | what CEL expressions may contain and cost |
 | `artifacts`, `backoff`, `circuit_breaker` | artifact names; retry delays; the circuit breaker state machine |
 | `settings` | the settings tree and how it is resolved |
 """

@@ -25,8 +25,9 @@ from typing import Final
 
 import msgspec
 
+from rota.model.cel_guard import ExpressionError
 from rota.model.policy.decision import PolicyDecision, PolicyEffect, PolicyRequest
-from rota.policy.expressions import ConditionContext, ConditionError
+from rota.policy.expressions import ConditionContext
 from rota.policy.loader import parse, snapshot_id
 from rota.policy.rules import SINGLE_FIELDS, PolicyDocument, PolicyRule, Velocity
 
@@ -132,7 +133,7 @@ class CompiledPolicy:
             try:
                 if rule.match.first_mismatch(request) or (rule.when is not None and not rule.when.holds(context)):
                     continue
-            except ConditionError as error:
+            except ExpressionError as error:
                 return PolicyEvaluation(self._deny_failed_condition(rule, error))
             if rule.velocity is not None:
                 value = rule.velocity.value(request)
@@ -147,7 +148,7 @@ class CompiledPolicy:
         # Denials first: of several exceeded limits the first decides.
         return PolicyEvaluation(final, tuple(limit for _, limit in sorted(limits, key=lambda each: not each[0])))
 
-    def _deny_failed_condition(self, rule: PolicyRule, error: ConditionError) -> PolicyDecision:
+    def _deny_failed_condition(self, rule: PolicyRule, error: ExpressionError) -> PolicyDecision:
         reason = f"the condition of rule {rule.id} failed: {error}"
         return PolicyDecision(says=PolicyEffect.DENY, reason=reason, rule=rule.id, snapshot=self.snapshot)
 
@@ -159,7 +160,7 @@ def _rule_status(rule: PolicyRule, request: PolicyRequest, context: ConditionCon
     try:
         if rule.when is not None and not rule.when.holds(context):
             return RuleStatus.UNMET, "when"
-    except ConditionError as error:
+    except ExpressionError as error:
         return RuleStatus.FAILED, str(error)
     return (
         (RuleStatus.COUNTS, _describe_velocity(rule.velocity))

@@ -4,10 +4,11 @@ import time
 
 import pytest
 
+from rota.model.cel_guard import CostMeter
 from rota.model.errors import InvalidInput
 from rota.model.jobs.submission import Compensation
 from rota.model.workflows import compiler
-from rota.model.workflows.cel import METER_KEY, CostMeter
+from rota.model.workflows.cel import METER_KEY
 from rota.model.workflows.compiler import compile_workflow
 from rota.model.workflows.expressions import ExpressionError, compile_expression, compile_template
 from rota.model.workflows.spec import (

@@ -2,8 +2,9 @@
 
 from uuid import UUID
 
+from rota.model.cel_guard import CostMeter
 from rota.model.workflows import state_machine
-from rota.model.workflows.cel import METER_KEY, CostMeter
+from rota.model.workflows.cel import METER_KEY
 from rota.model.workflows.compiler import compile_workflow
 from rota.model.workflows.expressions import compile_expression
 from rota.model.workflows.run_state import RunBegan, RunInfo, RunState, SagaEnded

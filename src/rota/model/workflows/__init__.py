@@ -8,7 +8,7 @@ same result for the same input; `rota.workflow` re-evaluates after a crash and `
 |---|---|
 | `spec` | `WorkflowSpec`, `StepSpec`: what users declare |
 | `limits`, `compiler` | all limits of a definition; `CompiledWorkflow` with indexes and compiled expressions |
-| `expressions`, `cel` | `${...}` templates, paths, and CEL with a bounded cost |
+| `expressions`, `cel` | `${...}` templates and paths; the CEL that they may use |
 | `run_state` | run and step states, inbox messages, `Transition` |
 | `state_machine`, `failures` | what a run does next; how failures propagate |
 | `approval_steps` | steps that wait for approval: terms, rendering, hash |

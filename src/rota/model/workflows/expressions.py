@@ -1,8 +1,8 @@
 """Expressions and templates of workflows. No I/O.
 
 `${steps.a.output.total}` is a path and is evaluated here; anything else in the braces is CEL, which is imported on
-first use and bounded by `rota.model.workflows.cel`. A text that is a single expression evaluates to its value; in any
-other text, values are converted to text.
+first use and bounded by `rota.model.cel_guard`. A text that is a single expression evaluates to its value; in any other
+text, values are converted to text.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
+from rota.model.cel_guard import STRING_LITERAL, WORKFLOW_LIMITS, ExpressionError, check_size, quote_expression
 from rota.model.errors import InvalidInput
-from rota.model.workflows.cel import ROOTS, STRING_LITERAL, ExpressionError, evaluator, quote_expression
+from rota.model.workflows.cel import ROOTS, WORKFLOW_DIALECT, evaluator
 
-TEXT_MAX: Final = 4096
+TEXT_MAX: Final = WORKFLOW_LIMITS.size_max
 VALUE_BYTES_MAX: Final = 256 * 1024
 
 _PATH = re.compile(r"\s*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*\s*", re.ASCII)
@@ -42,8 +43,7 @@ Evaluate = Callable[[Scope], Any]
 
 def compile_expression(text: str, what: str) -> Evaluate:
     """Compile `text`; raises InvalidInput. The result raises `ExpressionError` when evaluation fails."""
-    if not text.strip() or len(text) > TEXT_MAX:
-        raise InvalidInput(f"The expression of {what} has {len(text)} characters: use 1 to {TEXT_MAX}.")
+    check_size(text, WORKFLOW_DIALECT, what)
     if _PATH.fullmatch(text) and text.strip() not in _CEL_LITERALS:
         return _compile_path(text, what)
     return evaluator(text, what)

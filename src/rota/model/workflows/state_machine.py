@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, assert_never
 from uuid import UUID
 
 from rota.model.approvals import ApprovalState
+from rota.model.cel_guard import CostMeter
 from rota.model.job_states import JobState
 from rota.model.workflows.approval_steps import render_approval
-from rota.model.workflows.cel import METER_KEY, CostMeter
+from rota.model.workflows.cel import METER_KEY
 from rota.model.workflows.compiler import CompiledStep, CompiledWorkflow, due_ms, require_bool
 from rota.model.workflows.expressions import ExpressionError, validate_value
 from rota.model.workflows.failures import (
