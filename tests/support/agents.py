@@ -110,6 +110,15 @@ class RunRecorder:
         return body
 
 
+def ignore(*_given):
+    """For a callback that a test does not look at."""
+
+
+def no_lease():
+    """`lease_until` of runs that no lease bounds."""
+    return float("inf")
+
+
 class Pod:
     """One replica that runs agents."""
 

@@ -53,8 +53,8 @@ class RunCompleter:
         options: AgentSchedulerSettings,
         clock: Clock,
         random: Callable[[], float],
-        on_moved: Callable[[int], None] = lambda _due_ms: None,
-        on_ended: Callable[[Iterable[AgentRunEnd]], None] = lambda _ends: None,
+        on_moved: Callable[[int], None],
+        on_ended: Callable[[Iterable[AgentRunEnd]], None],
     ) -> None:
         self._repository = repository
         self._index_of = index_of

@@ -28,12 +28,12 @@ class ConcurrencyPermit:
 
 
 class PermitPool:
-    """`most` of 0 or less: no limit; `freed` is called after each release."""
+    """`most` of 0 or less: no limit; `on_release` is called after each release."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, on_release: Callable[[], None]) -> None:
         self.most = most
         self.held = 0
-        self.freed: Callable[[], None] = _ignore_release
+        self._on_release = on_release
 
     @property
     def bounded(self) -> bool:
@@ -51,8 +51,4 @@ class PermitPool:
 
     def _release_one(self) -> None:
         self.held -= 1
-        self.freed()
-
-
-def _ignore_release() -> None:
-    return None
+        self._on_release()

@@ -20,11 +20,13 @@ POLL_INTERVAL_MAX_S: Final = 5.0
 
 
 class PollPacer:
-    def __init__(self, clock: Clock, permits: PermitPool, interval_s: float) -> None:
+    """`changed` is set when a permit is released, and here, when the next cycle may be earlier than planned."""
+
+    def __init__(self, clock: Clock, permits: PermitPool, changed: asyncio.Event, interval_s: float) -> None:
         self._clock = clock
         self._permits = permits
+        self._changed = changed
         self._interval_s = interval_s
-        self._changed = asyncio.Event()
         self._woken = False
         self._server_ms = 0
         self._read_at = 0.0
@@ -39,10 +41,6 @@ class PollPacer:
     def wake(self) -> None:
         """Poll now."""
         self._woken = True
-        self._changed.set()
-
-    def on_permit_released(self) -> None:
-        """A permit is free; relevant if agents wait for one."""
         self._changed.set()
 
     def on_due_time(self, due_ms: int) -> None:

@@ -108,8 +108,8 @@ class ActiveRuns:
         self,
         clock: Clock,
         on_ended: Callable[[ActiveRun], None],
-        hook: ClassifyHook | None = None,
-        lease_until: Callable[[], float] = lambda: float("inf"),
+        hook: ClassifyHook | None,
+        lease_until: Callable[[], float],
     ) -> None:
         """`on_ended` is called once for every run that ends; `lease_until` is the deadline for all, by our clock."""
         self.by_name: dict[str, ActiveRun] = {}

@@ -96,9 +96,9 @@ class AgentScheduler:
         self.database = database
         self.repository = AgentRepository(database, self.leases.owner)
         self.registry = AgentRegistry(settings.redis.agent, (), options.interval_ms)
-        self.permits = PermitPool(settings.redis.agent.max_concurrent_agents)
-        self.pace = PollPacer(self.clock, self.permits, options.interval_ms / 1000)
-        self.permits.freed = self.pace.on_permit_released
+        changed = asyncio.Event()
+        self.permits = PermitPool(settings.redis.agent.max_concurrent_agents, changed.set)
+        self.pace = PollPacer(self.clock, self.permits, changed, options.interval_ms / 1000)
         self.event_publisher = AgentEventPublisher(publish_event, self.leases.owner)
         self.completer = RunCompleter(
             self.repository,
@@ -130,7 +130,8 @@ class AgentScheduler:
             self.clock,
             self._start_run,
         )
-        self._orphan_sweep = self._orphan_sweep_task(self._no_sweep)
+        self._orphan_sweep: PeriodicTask | None = None
+        """The one of the leader: None until this member becomes it."""
         self.cycles = 0
         self._lease_s = lease_s
         self._crowd = crowd
@@ -191,7 +192,8 @@ class AgentScheduler:
                 await self._cycle_loop(life, lease)
             finally:
                 await self._shut_down(lease, STOP_TIMEOUT_S if life.draining else LEASE_LOST_STOP_TIMEOUT_S)
-            await asyncio.gather(*(each.stop() for each in periodic), self._orphan_sweep.wait_idle())
+            orphan_sweeps = [self._orphan_sweep] if self._orphan_sweep is not None else []
+            await asyncio.gather(*(each.stop() for each in periodic), *(each.wait_idle() for each in orphan_sweeps))
             for helper in helpers:
                 helper.cancel()
 
@@ -344,9 +346,6 @@ class AgentScheduler:
     async def _sweep_orphans(self, lease: Lease, mine: Callable[[str], bool] = lambda _name: True) -> None:
         self.health.orphans += await self.orphans.sweep(lease, mine)
 
-    async def _no_sweep(self) -> None:
-        """Placeholder while this member is not the leader."""
-
     def _leadership(self) -> Leadership:
         options = self.options.orphan_cleanup
         return Leadership(
@@ -362,9 +361,9 @@ class AgentScheduler:
                 await self.redis.set(key, self.leases.owner, px=options.leadership_ttl_ms)
             await self._sweep_orphans(lease)
 
-        self._orphan_sweep = self._orphan_sweep_task(sweep)
+        self._orphan_sweep = task = self._orphan_sweep_task(sweep)
         while True:
-            await self._orphan_sweep.run_once()
+            await task.run_once()
             await self.clock.sleep(options.interval_ms / 1000)
 
     async def _shut_down(self, lease: Lease, timeout_s: float) -> None:

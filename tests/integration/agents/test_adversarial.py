@@ -15,7 +15,20 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.errors import RedisUnavailable, Refused, StaleFence
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentKeySettings, OrphanCleanupSettings
-from tests.support.agents import HOUR_MS, RUNNING, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import (
+    HOUR_MS,
+    RUNNING,
+    Pod,
+    RunRecorder,
+    every,
+    history,
+    ignore,
+    in_sets,
+    no_lease,
+    now_ms,
+    row,
+    sets_of,
+)
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -112,7 +125,7 @@ async def test_takeover_during_redis_outage_is_written_by_the_next_pass(database
     pod = Pod(database, redis, beat=every(HOUR_MS, seen.quick))
     await pod.agents.reconciler.load_agents()
     flaky = FlakyIndex(sets)
-    successors = Successors(AgentRepository(database, "heir"), lambda _group: flaky, pod.agents.registry)
+    successors = Successors(AgentRepository(database, "heir"), lambda _group: flaky, pod.agents.registry, ignore)
     async with leases.hold("agents:member:x:heir:1", kind="agents", ttl_s=60) as mine:
         await successors.take_over(mine)  # it records the live members; none disappears before the next pass
         async with leases.hold("agents:member:x:dead:1", kind="agents", ttl_s=60) as lease:
@@ -216,7 +229,7 @@ async def test_body_that_blocks_the_loop_past_the_lease_ends_the_process(databas
 
 async def test_run_that_ignores_one_cancellation_gets_a_second():
     ended = []
-    runs = ActiveRuns(SystemClock(), ended.append)
+    runs = ActiveRuns(SystemClock(), ended.append, None, no_lease)
     began = asyncio.Event()
 
     async def ignores_one_cancellation(_run):

@@ -15,7 +15,19 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.errors import RedisUnavailable
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentSchedulerSettings
-from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import (
+    HOUR_MS,
+    Pod,
+    RunRecorder,
+    every,
+    history,
+    ignore,
+    in_sets,
+    no_lease,
+    now_ms,
+    row,
+    sets_of,
+)
 from tests.support.waiting import until
 
 
@@ -56,13 +68,13 @@ async def test_overdue_agents_run_in_order_and_repopulation_moves_none(database,
 
 
 def test_run_stopped_before_its_first_step_releases_its_permit_once():
-    permits, ended, began = PermitPool(1), [], []
+    permits, ended, began = PermitPool(1, ignore), [], []
 
     async def body(_run):
         began.append(1)
 
     async def go():
-        runs = ActiveRuns(SystemClock(), ended.append)
+        runs = ActiveRuns(SystemClock(), ended.append, None, no_lease)
         [permit] = permits.take(1)
         spec = AgentSpec(name="a", schedule=IntervalSchedule(1000))
         run = ActiveRun(spec, AgentRun("a", 1, None, 0, 0), 0, permit, time.monotonic())
@@ -172,7 +184,15 @@ class UnavailableIndex:
 
 async def test_failed_redis_moves_are_retried_without_limit_and_counted():
     index = UnavailableIndex(10)
-    endings = RunCompleter(None, lambda _group: index, AgentSchedulerSettings(), SystemClock(), lambda: 0.5)
+    endings = RunCompleter(
+        None,
+        lambda _group: index,
+        AgentSchedulerSettings(),
+        SystemClock(),
+        lambda: 0.5,
+        on_moved=ignore,
+        on_ended=ignore,
+    )
     before = [each._value.get() for each in (EXHAUSTED, RECOVERED.labels("false"), RECOVERED.labels("true"))]
     over = FinishedRun("beat", 7, 1000, add=True)
     endings.add_finished(over, "")
@@ -205,6 +225,7 @@ async def test_end_of_a_run_taken_over_is_not_published_and_leaves_redis():
         AgentSchedulerSettings(),
         SystemClock(),
         lambda: 0.5,
+        on_moved=ignore,
         on_ended=published.extend,
     )
     for name in ("ours", "taken"):

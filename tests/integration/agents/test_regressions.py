@@ -17,7 +17,19 @@ from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.circuit_breaker import BreakerPhase
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings.agents import AgentSettings
-from tests.support.agents import HOUR_MS, RUNNING, Pod, RunRecorder, every, history, in_sets, now_ms, row, sets_of
+from tests.support.agents import (
+    HOUR_MS,
+    RUNNING,
+    Pod,
+    RunRecorder,
+    every,
+    history,
+    in_sets,
+    no_lease,
+    now_ms,
+    row,
+    sets_of,
+)
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -103,7 +115,7 @@ async def test_body_that_ignores_shutdown_ends_the_process(database, redis, seen
 
 async def test_dead_man_timer_stops_only_its_own_run(seen):
     ended = []
-    runs = ActiveRuns(SystemClock(), ended.append)
+    runs = ActiveRuns(SystemClock(), ended.append, None, no_lease)
     spec = AgentSpec(name="a", schedule=IntervalSchedule(1000))
 
     def run(number):

@@ -53,15 +53,17 @@ def supervised(*services, **options):
 
 
 async def test_service_goes_from_new_through_ready_to_stopped():
-    body, seen = Body(), []
+    body, seen, seen_by_another = Body(), [], []
     service = Service("one", body)
     async with asyncio.TaskGroup() as tasks:
-        service.on_change = lambda changed: seen.append(changed.state)
+        service.subscribe(lambda changed: seen.append(changed.state))
+        service.subscribe(lambda changed: seen_by_another.append(changed.state))
         assert service.state is ServiceState.NEW
         service.start(tasks)
         assert await service.wait_for(ServiceState.READY) is ServiceState.READY
         assert await service.stop(budget_s=5)
     assert seen == [ServiceState.STARTING, ServiceState.READY, ServiceState.DRAINING, ServiceState.STOPPED]
+    assert seen_by_another == seen
     assert body.journal == ["body starts", "body drains", "body ends"]
     assert not service.cut
 

@@ -7,6 +7,7 @@ import pytest
 from rota.agents.acquisition import CycleResult
 from rota.agents.concurrency_permits import PermitPool
 from rota.agents.poll_interval import POLL_INTERVAL_MAX_S, POLL_INTERVAL_MIN_S, PollPacer
+from tests.support.agents import ignore
 
 INTERVAL_S = 1.0
 
@@ -26,9 +27,9 @@ def clock():
 
 def waits_s(clock, seen, *, free=10, most=10, due_ms=None, steady=True):
     """Seconds from an instantaneous cycle to the next one when nothing wakes the pacer."""
-    permits = PermitPool(most)
+    permits = PermitPool(most, ignore)
     permits.held = most - free
-    pace = PollPacer(clock, permits, INTERVAL_S)
+    pace = PollPacer(clock, permits, asyncio.Event(), INTERVAL_S)
     began_at = pace.begin_cycle()
     pace._longest_s = POLL_INTERVAL_MAX_S if steady else INTERVAL_S
     if seen is not None:
@@ -64,9 +65,23 @@ def test_next_poll_comes_when_the_state_can_have_changed(clock, seen, given, wan
 
 
 async def test_wake_ends_the_wait_at_once(clock):
-    pace = PollPacer(clock, PermitPool(1), INTERVAL_S)
+    pace = PollPacer(clock, PermitPool(1, ignore), asyncio.Event(), INTERVAL_S)
     waiting = asyncio.create_task(pace.wait_for_next_cycle(CycleResult(now_ms=1000), pace.begin_cycle()))
     await asyncio.sleep(0)
     pace.wake()
+    async with asyncio.timeout(5):
+        await waiting
+
+
+async def test_released_permit_ends_the_wait_of_agents_that_are_due(clock):
+    changed = asyncio.Event()
+    permits = PermitPool(1, changed.set)
+    pace = PollPacer(clock, permits, changed, INTERVAL_S)
+    [permit] = permits.take(1)
+    due = CycleResult(now_ms=1000, ready=1, mine=1)
+    waiting = asyncio.create_task(pace.wait_for_next_cycle(due, pace.begin_cycle()))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    permit.release()
     async with asyncio.timeout(5):
         await waiting

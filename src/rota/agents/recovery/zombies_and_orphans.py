@@ -76,7 +76,7 @@ class Successors:
         repository: AgentRepository,
         index_of: Callable[[str], AgentIndex],
         registry: AgentRegistry,
-        on_lost: Callable[[Iterable[RescheduledAgent]], None] = lambda _seized: None,
+        on_lost: Callable[[Iterable[RescheduledAgent]], None],
     ) -> None:
         self._repository = repository
         self._index_of = index_of

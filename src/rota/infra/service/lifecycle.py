@@ -124,17 +124,21 @@ class Service:
         """The last crash."""
         self.cut = False
         """Whether running work was cancelled, or the body crashed while draining."""
-        self.on_change: Callable[[Service], None] = _noop
         self._run = run
         self._restarts = restarts or RestartPolicy()
         self._chance = chance
         self._draining = asyncio.Event()
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[Service], None]] = []
         self._task: asyncio.Task[None] | None = None
         self._hurry: asyncio.Future[None] | None = None
         self._failures = 0
         self._crashes = 0
         self._was_ready = False
+
+    def subscribe(self, listener: Callable[[Service], None]) -> None:
+        """Call `listener` after every change of `state`."""
+        self._listeners.append(listener)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start, unless it was started or stopped before."""
@@ -194,7 +198,8 @@ class Service:
         self.state = state
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change(self)
+        for listener in self._listeners:
+            listener(self)
 
     def _on_ready(self) -> None:
         self._was_ready = True
@@ -283,7 +288,3 @@ def _error_facts(crash: Exception) -> dict[str, object]:
     if isinstance(crash, RotaError):
         return {"code": crash.code, "reason": crash.sentence}
     return {"exc_info": crash}
-
-
-def _noop(_service: Service) -> None:
-    return None

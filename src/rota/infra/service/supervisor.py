@@ -52,7 +52,7 @@ class Supervisor:
     def add(self, *services: Service) -> None:
         for service in services:
             assert service.name not in [known.name for known in self.services], f"two services {service.name!r}"
-            service.on_change = self._on_change
+            service.subscribe(self._on_change)
             self.services.append(service)
 
     @property
