@@ -53,6 +53,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 from uuid import UUID
 
@@ -158,35 +159,42 @@ class ScriptFailed(RotaError):
     code = "script_failed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)  # not a struct: every command of the CLI imports this module
+class FrameFailure:
+    """The last attempt of a frame that did not succeed."""
+
+    layer: str = ""
+    frame: int | None = None
+    """Its number in the layer; None: there is no such frame."""
+    attempt: int = 0
+    error: str = ""
+    """Its error message, such as `ValueError: no luck`."""
+    traceback: str = ""
+    """As written to the frame's log; empty if there is none."""
+
+
 class JobNotSucceeded(RotaError):
-    """`reason` is the code of the failed frame, such as `exception`, or else that of the job; `frame` is the first
-    frame that ended this way, if any.
+    """`reason` is the code of the failed frame, such as `exception`, or else that of the job.
+
+    `layer`, `frame`, `attempt`, `error` and `traceback` are those of `failed`, the first frame that ended this way.
     """
 
     code = "job_not_succeeded"
 
     def __init__(
-        self,
-        sentence: str,
-        *,
-        job: UUID | None = None,
-        reason: str = "",
-        layer: str = "",
-        frame: int | None = None,
-        attempt: int = 0,
-        error: str = "",
-        traceback: str = "",
+        self, sentence: str, *, job: UUID | None = None, reason: str = "", failed: FrameFailure | None = None
     ) -> None:
-        super().__init__(sentence, job=str(job), reason=reason, layer=layer, frame=frame, attempt=attempt)
+        failed = failed or FrameFailure()
+        super().__init__(
+            sentence, job=str(job), reason=reason, layer=failed.layer, frame=failed.frame, attempt=failed.attempt
+        )
         self.job = job
         self.reason = reason
-        self.layer = layer
-        self.frame = frame
-        self.attempt = attempt
-        self.error = error
-        """The frame's error message, such as `ValueError: no luck`."""
-        self.traceback = traceback
-        """As written to the frame's log; empty if there is none."""
+        self.layer = failed.layer
+        self.frame = failed.frame
+        self.attempt = failed.attempt
+        self.error = failed.error
+        self.traceback = failed.traceback
 
 
 class JobFailed(JobNotSucceeded):

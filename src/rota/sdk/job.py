@@ -16,6 +16,7 @@ import msgspec
 from rota.client.transport import FrameResult, LogSource
 from rota.model.errors import (
     BlobMissing,
+    FrameFailure,
     InvalidInput,
     JobCancelled,
     JobDenied,
@@ -198,11 +199,13 @@ class Job(Generic[R]):
             f"Job {self.id} ended as {view.state}: frame {failed.frame} of {layer}, {failed.code or reason}: {error}",
             job=self.id,
             reason=failed.code or reason,
-            layer=layer,
-            frame=failed.frame,
-            attempt=failed.attempt,
-            error=failed.error,
-            traceback=await self._traceback(layer, failed) if failed.code == "exception" else "",
+            failed=FrameFailure(
+                layer=layer,
+                frame=failed.frame,
+                attempt=failed.attempt,
+                error=failed.error,
+                traceback=await self._traceback(layer, failed) if failed.code == "exception" else "",
+            ),
         )
 
     async def _traceback(self, layer: str, failed: FrameResult) -> str:

@@ -39,7 +39,14 @@ from rota.model.workflows.compiler import CompiledWorkflow
 from rota.model.workflows.run_state import RUN_DEPTH_MAX, RecordCompensation, RunBegan
 from rota.model.workflows.state_machine import new_run_status
 from rota.workflow.definitions import Definitions, WorkflowVersion
-from rota.workflow.run_context import RunContext, contexts_from_inbox, for_each_results, storable_text, write_arguments
+from rota.workflow.run_context import (
+    RunContext,
+    RunRow,
+    contexts_from_inbox,
+    for_each_results,
+    storable_text,
+    write_arguments,
+)
 from rota.workflow.sagas import JobCompensation, Sagas, joined_job_compensation
 from rota.workflow.step_approvals import StepApprovals
 
@@ -352,10 +359,18 @@ class AdvanceTransaction:
         )
         contexts: list[RunContext | None] = []
         for row, (version, run, *_, parent), now, values in zip(rows, new_runs, steps, inputs, strict=True):
-            depth, root = parent.depth + 1, parent.root or run
-            context = RunContext(
-                run, version.show, version.id, now, 0, values, row["now_ms"], depth, root, actor=parent.actor
+            stored = RunRow(
+                run=run,
+                show=version.show,
+                workflow=version.id,
+                steps=now,
+                input=values,
+                now_ms=row["now_ms"],
+                depth=parent.depth + 1,
+                root=parent.root,
+                actor=parent.actor,
             )
+            context = RunContext(stored)
             context.inbox = [RunBegan()]
             contexts.append(context if row["made"] else None)
         return contexts

@@ -46,6 +46,43 @@ class ForEachResult(msgspec.Struct, frozen=True):
     fatal: bool = False
 
 
+class RunRow(msgspec.Struct, frozen=True):
+    """A run as it was read, or inserted, by the transaction that advances it."""
+
+    run: RunId
+    show: ShowId
+    workflow: int
+    steps: bytes
+    """Its encoded `RunStatus`."""
+    input: bytes
+    now_ms: int
+    """The time in PostgreSQL."""
+    fence: int = 0
+    """0: inserted by this transaction."""
+    depth: int = 0
+    root: RunId | None = None
+    """None: itself."""
+    state: RunState = RunState.RUNNING
+    actor: str = ""
+    """The principal of its jobs: who started the run or, for a child run, its root run."""
+
+    @classmethod
+    def from_row(cls, row: Record) -> RunRow:
+        return cls(
+            run=row["pk_run"],
+            show=row["pk_show"],
+            workflow=row["pk_workflow"],
+            steps=row["steps"],
+            input=row["input"],
+            now_ms=row["now_ms"],
+            fence=row["fence"],
+            depth=row["depth"],
+            root=row["pk_root"],
+            state=RunState(row["state"]),
+            actor=row["actor"],
+        )
+
+
 class RunContext:
     """One advance of one run."""
 
@@ -54,34 +91,19 @@ class RunContext:
         *("inbox", "show_name", "refused", "state", "transition", "flow", "now", "_steps"),
     )
 
-    def __init__(
-        self,
-        run: UUID,
-        show: UUID,
-        workflow: int,
-        steps: bytes,
-        fence: int,
-        input_data: bytes,
-        now_ms: int,
-        depth: int = 0,
-        root: UUID | None = None,
-        previous_state: RunState = RunState.RUNNING,
-        actor: str = "",
-    ) -> None:
-        self.run = RunId(run)
-        self.show = ShowId(show)
-        self.workflow = workflow
-        self.fence = fence
-        self.now_ms = now_ms
-        self.depth = depth
-        self.root = RunId(root or run)
-        self.previous_state = previous_state
-        """Its state when it was read."""
-        self.actor = actor
-        """The principal of its jobs: who started the run or, for a child run, its root run."""
+    def __init__(self, stored: RunRow) -> None:
+        self.run = stored.run
+        self.show = stored.show
+        self.workflow = stored.workflow
+        self.fence = stored.fence
+        self.now_ms = stored.now_ms
+        self.depth = stored.depth
+        self.root = stored.root or stored.run
+        self.previous_state = stored.state
+        self.actor = stored.actor
         self.show_name = ""
         """The current name of its show: the show may have been renamed since the workflow was declared."""
-        self.input: dict[str, Any] = _unpack(input_data)
+        self.input: dict[str, Any] = _unpack(stored.input)
         self.values: dict[int, Any] = {}
         self.inbox: list[InboxMessage] = []
         self.refused: dict[int, str] = {}
@@ -89,24 +111,12 @@ class RunContext:
         self.transition: Transition
         self.flow: CompiledWorkflow | None = None
         """Its definition, once `decide` has set `transition`."""
-        self._steps = steps
-        self.now: RunStatus = _RUN_STATUS_DECODER.decode(steps)
+        self._steps = stored.steps
+        self.now: RunStatus = _RUN_STATUS_DECODER.decode(stored.steps)
 
     @classmethod
     def from_row(cls, row: Record) -> RunContext:
-        return cls(
-            row["pk_run"],
-            row["pk_show"],
-            row["pk_workflow"],
-            row["steps"],
-            row["fence"],
-            row["input"],
-            row["now_ms"],
-            row["depth"],
-            row["pk_root"],
-            RunState(row["state"]),
-            row["actor"],
-        )
+        return cls(RunRow.from_row(row))
 
     def decide(self, flow: CompiledWorkflow, version: int) -> None:
         """Decide from the state that was read; may be repeated."""
