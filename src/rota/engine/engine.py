@@ -68,8 +68,8 @@ from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmiss
 from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStoreTarget
 from rota.infra.clock import SystemClock
-from rota.infra.nats import BatchConsumer, ConsumerSpec, CoreMessage
-from rota.infra.nats.batch_consumer import BatchHandler
+from rota.infra.nats import BatchConsumer, BatchProcessor, ConsumerSpec, CoreMessage
+from rota.infra.nats.batch_processor import BatchHandler
 from rota.infra.nats.topology import events_stream, streams, with_limits
 from rota.infra.service import Lifecycle, Service
 from rota.model.errors import InvalidInput, NatsUnavailable
@@ -222,8 +222,8 @@ class Engine:
 
     def _batch_consumer(self, spec: ConsumerSpec, handler: BatchHandler, *, most: int = 256) -> BatchConsumer:
         nats, terminated = self._settings.nats, self.dead_letters.record_terminated
-        read = with_limits(spec, nats)
-        return BatchConsumer(self.bus, read, handler, terminated, most=most, dead_letter_retry_s=nats.nak_delay)
+        processor = BatchProcessor(handler, terminated, dead_letter_retry_s=nats.nak_delay)
+        return BatchConsumer(self.bus, with_limits(spec, nats), processor, most=most)
 
     def release_capacity(self, worker: UUID, result: CompletionResult) -> None:
         """Frames ended: release their workers' capacity and their shows' quota here, and notify other replicas."""

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from rota.infra.nats import BatchConsumer, Bus, BusMessage, ConsumerSpec, NatsTarget, StreamSpec
+from rota.infra.nats import BatchConsumer, BatchProcessor, Bus, BusMessage, ConsumerSpec, NatsTarget, StreamSpec
 from rota.infra.service import Lifecycle
 
 JOBS = StreamSpec(name="JOBS", subjects=("job.>",), storage="memory")
@@ -64,10 +64,11 @@ async def until_fetched(reader, count):
 class RunningConsumer:
     """A `BatchConsumer` in its own task; records its events in order."""
 
-    def __init__(self, bus, spec, handler=None, dead_letter=None, **more):
+    def __init__(self, bus, spec, handler=None, dead_letter=None, *, wait_s=30.0, **processing):
         self.events = []
         self.dead = asyncio.Event()
-        self.run = BatchConsumer(bus, spec, self._handle, self._terminated, **more).run
+        processor = BatchProcessor(self._handle, self._terminated, **processing)
+        self.run = BatchConsumer(bus, spec, processor, wait_s=wait_s).run
         self._handler = handler
         self._dead_letter = dead_letter
         self._draining = asyncio.Event()

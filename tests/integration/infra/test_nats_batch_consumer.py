@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rota.infra.nats import Consumer, Nak, StreamSpec, Terminate, batch_consumer, consumer
+from rota.infra.nats import Consumer, Nak, StreamSpec, Terminate, batch_processor, consumer
 from rota.infra.service import Lifecycle, RestartPolicy, Service, ServiceState
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
@@ -43,7 +43,7 @@ async def test_handled_batch_is_acknowledged(bus):
 
 async def test_batch_with_unhandled_error_is_not_acknowledged(bus, monkeypatch):
     monkeypatch.setattr(
-        batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
+        batch_processor, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_processor.REDELIVERY_BACKOFF, first_s=0.02)
     )
     await bus.publish(message())
     tries = 0
@@ -104,12 +104,12 @@ async def test_message_whose_dead_letter_write_fails_is_redelivered(bus):
 
 
 def test_dead_letter_retry_delay_is_five_seconds():
-    assert batch_consumer.DEAD_LETTER_RETRY_S == NatsSettings().nak_delay == 5.0
+    assert batch_processor.DEAD_LETTER_RETRY_S == NatsSettings().nak_delay == 5.0
 
 
 async def test_last_failed_delivery_goes_to_the_dead_letters(bus, monkeypatch):
     monkeypatch.setattr(
-        batch_consumer, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_consumer.REDELIVERY_BACKOFF, first_s=0.02)
+        batch_processor, "REDELIVERY_BACKOFF", msgspec.structs.replace(batch_processor.REDELIVERY_BACKOFF, first_s=0.02)
     )
     spec = msgspec.structs.replace(READER, max_deliver=3)
     await bus.ensure([spec])
@@ -154,7 +154,7 @@ UNAVAILABLE = PostgresUnavailable("PostgreSQL is away: wait.")
 @pytest.fixture
 def quick_backoff(monkeypatch):
     for name in ("OUTAGE_BACKOFF", "REDELIVERY_BACKOFF"):
-        monkeypatch.setattr(batch_consumer, name, Backoff(first_s=0.002, longest_s=0.002))
+        monkeypatch.setattr(batch_processor, name, Backoff(first_s=0.002, longest_s=0.002))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_outage_of_the_dead_letter_store_consumes_no_deliveries_and_delays
 
 
 async def test_draining_ends_the_wait_for_an_unavailable_server_and_returns_the_batch(bus, monkeypatch):
-    monkeypatch.setattr(batch_consumer, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
+    monkeypatch.setattr(batch_processor, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
     await bus.publish(message())
     asked = asyncio.Event()
 

@@ -1,6 +1,6 @@
 """Dead letters for bus messages that are given up: each message gets exactly one, however often it is recorded.
 
-`BatchConsumer` records the dead letter before it terminates a message. When NATS gives up a message by itself, because
+`BatchProcessor` records the dead letter before it terminates a message. When NATS gives up a message by itself, because
 no delivery was acknowledged, it sends an advisory that is not stored; Rota's consumers have deliveries to spare, so
 this covers consumers that were declared differently. Both paths identify a message by stream, sequence and store time:
 the time separates it from older messages after a stream was wiped, because sequences then restart at one.
@@ -37,7 +37,7 @@ class DeadLetterRecorder:
         self._events = events
 
     async def record_terminated(self, delivery: Delivery, reason: str) -> None:
-        """For `BatchConsumer`: called before it terminates a message; called again if the process dies in between."""
+        """For `BatchProcessor`: called before it terminates a message; called again if the process dies in between."""
         try:
             cause = _cause(delivery.stream, delivery.stream_seq, delivery.stored_ns)
             await self._record(cause, UNREADABLE, delivery.data, reason)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rota.engine.completion.report_consumer import INVALID_MESSAGES
 from rota.engine.submission.submitter import Submitter, validate_submissions
 from rota.infra import failpoints
-from rota.infra.nats import Acknowledgement, BatchConsumer, Bus, ConsumerSpec, Delivery, Terminate
+from rota.infra.nats import Acknowledgement, BatchConsumer, BatchProcessor, Bus, ConsumerSpec, Delivery, Terminate
 from rota.infra.nats.topology import with_limits
 from rota.infra.telemetry import tracing
 from rota.model.errors import IdempotencyConflict, InvalidInput
@@ -41,8 +41,8 @@ class BusSubmissionConsumer:
 
     def batch_consumer(self, bus: Bus, nats: NatsSettings | None = None) -> BatchConsumer:
         nats = nats or NatsSettings()
-        spec = with_limits(SUBMIT_CONSUMER_SPEC, nats)
-        return BatchConsumer(bus, spec, self.handle, self.terminated, dead_letter_retry_s=nats.nak_delay)
+        processor = BatchProcessor(self.handle, self.terminated, dead_letter_retry_s=nats.nak_delay)
+        return BatchConsumer(bus, with_limits(SUBMIT_CONSUMER_SPEC, nats), processor)
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         plans: list[ValidatedSubmission] = []

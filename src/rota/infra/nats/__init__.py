@@ -6,7 +6,7 @@
     messages         messages, receipts and their validation; pure
     publisher        batches of publishes with one receipt per message
     consumer         pulls from a durable consumer; `delivery` holds one message and its acknowledgements
-    batch_consumer   runs a handler over batches: retries, dead letters, back-off
+    batch_consumer   pulls batches; `batch_processor` runs a handler over each: retries, dead letters, back-off
     ordered_reader   reads a stream in order without acknowledgement, and reports gaps
     jetstream        the JetStream API
     connection       one connection that reconnects after every kind of failure
@@ -17,7 +17,8 @@ outcome and is repeated under the same message id (the outbox does so); only a h
 lose all its data, because PostgreSQL is the system of record. Callers: outbox, engine, placement, workflow, worker.
 """
 
-from rota.infra.nats.batch_consumer import Acknowledgement, BatchConsumer, Nak, Terminate
+from rota.infra.nats.batch_consumer import BatchConsumer
+from rota.infra.nats.batch_processor import Acknowledgement, BatchProcessor, Nak, Terminate
 from rota.infra.nats.bus import Bus, CoreMessage, MaxDeliveriesAdvisory
 from rota.infra.nats.consumer import Consumer, keep_in_progress
 from rota.infra.nats.delivery import Delivery
@@ -30,6 +31,7 @@ from rota.infra.nats.target import NatsTarget
 __all__ = [
     "Acknowledgement",
     "BatchConsumer",
+    "BatchProcessor",
     "Bus",
     "BusMessage",
     "Consumer",

@@ -1,80 +1,27 @@
-"""Runs a handler over a consumer's messages in batches and acknowledges each message.
+"""Pulls batches from a consumer and has a `BatchProcessor` handle and acknowledge them.
 
-    results = BatchConsumer(bus, RESULTS, handler, on_terminated)
+    results = BatchConsumer(bus, RESULTS, BatchProcessor(handler, on_terminated))
     service = Service("results", results.run)
 
-A handler receives a batch, works in one transaction (including its deduplication records, because every message may be
-redelivered) and returns an `Acknowledgement` per message, or None when all succeeded. Invariants, enforced here:
-
-- only success acknowledges. An unhandled error means redelivery with a growing delay, and so does a cancellation that
-  originated inside the handler;
-- a poison message does not block others: a failed batch is retried message by message, and only failing ones wait;
-- a message that is given up (`Terminate`, `InvalidInput`, or a failed last delivery) goes to `on_terminated` before it
-  is terminated. If the dead letter cannot be written, the message is redelivered after `dead_letter_retry_s`. After a
-  crash in between it is written again: `on_terminated` must be idempotent, by stream and sequence;
-- a message that crashed its process on every delivery is not passed to a handler after its last delivery;
-- while a server that the handler or the dead letter needs is down (`Unavailable`), the batch is retried here for as
-  long as it takes, because an outage must not use up deliveries. So a handler raises `Unavailable` only for what every
-  message needs; for a problem of one message it returns `Nak`;
-- a hanging handler is cancelled after `limit_s`; until then "in progress" is sent to NATS.
-
-Each run has its own consumer. When a run ends, its unacknowledged deliveries are returned (nak) for immediate
-redelivery to a later run, here or elsewhere.
+While a batch is processed, "in progress" is sent to NATS, so that it is not redelivered. Each run has its own consumer.
+When a run ends, its unacknowledged deliveries are returned (nak) for immediate redelivery to a later run, here or
+elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from random import SystemRandom
-from typing import TypeVar, assert_never
 
-import msgspec
-import structlog
-
-from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
+from rota.infra.nats.batch_processor import BatchProcessor
 from rota.infra.nats.bus import Bus
 from rota.infra.nats.consumer import Consumer, keep_in_progress
 from rota.infra.nats.delivery import Delivery
 from rota.infra.nats.streams import ConsumerSpec
-from rota.infra.service.lifecycle import EndedEarly, Lifecycle, cancelled_from_inside, only_unavailable
-from rota.infra.telemetry import metrics
-from rota.infra.telemetry.redaction import redact_text
-from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, NatsUnavailable, RotaError
-
-log = structlog.get_logger(__name__)
-MESSAGES_HANDLED = metrics.counter(
-    "rota_bus_handled", "Messages acknowledged, by consumer and kind of acknowledgement.", labels=("consumer", "answer")
-)
-
-DEAD_LETTER_RETRY_S = 5.0
-REDELIVERY_BACKOFF = Backoff(first_s=1.0, longest_s=30.0)
-OUTAGE_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
-MAX_CONCURRENT_SINGLES = 8
-"""Messages of a failed batch that are retried concurrently, so that a hanging one does not block the rest."""
-_jitter = SystemRandom().random
-
-T = TypeVar("T")
-
-
-class Nak(msgspec.Struct, frozen=True):
-    """Redeliver. Without `after_s` the delay grows with the number of deliveries."""
-
-    after_s: float | None = None
-
-
-class Terminate(msgspec.Struct, frozen=True):
-    """Give up: this message cannot be handled."""
-
-    reason: str
-
-
-Acknowledgement = Nak | Terminate | None
-BatchHandler = Callable[[Sequence[Delivery]], Awaitable[Sequence[Acknowledgement] | None]]
-OnTerminated = Callable[[Delivery, str], Awaitable[None]]
+from rota.infra.service.lifecycle import Lifecycle
+from rota.model.errors import NatsUnavailable
 
 
 class BatchConsumer:
@@ -82,47 +29,37 @@ class BatchConsumer:
         self,
         bus: Bus,
         spec: ConsumerSpec,
-        handler: BatchHandler,
-        on_terminated: OnTerminated,
+        processor: BatchProcessor,
         *,
         most: int = 256,
         wait_s: float = 30.0,
-        limit_s: float = 600.0,
-        ack_sync: bool = False,
-        dead_letter_retry_s: float = DEAD_LETTER_RETRY_S,
         clock: Clock | None = None,
     ) -> None:
         self._bus = bus
         self._spec = spec
-        self._handler = handler
-        self._on_terminated = on_terminated
+        self._processor = processor
         self._most = most
         self._wait_s = wait_s
-        self._limit_s = limit_s
-        self._ack_sync = ack_sync
-        self._dead_letter_retry_s = dead_letter_retry_s
         self._clock = clock or SystemClock()
-        self._lifecycle: Lifecycle
         self._batch: Sequence[Delivery] = ()
 
     async def run(self, lifecycle: Lifecycle) -> None:
         """Run until draining: then finish the current batch and return the other deliveries."""
-        self._lifecycle = lifecycle
         try:
             async with self._bus.consumer(self._spec) as consumer:
                 lifecycle.ready()
-                await self._consume(consumer)
+                await self._consume(consumer, lifecycle)
         finally:
             # Only after closing the consumer: a batch returned earlier would be delivered here again.
             await self._nak_unsettled()
 
-    async def _consume(self, consumer: Consumer) -> None:
-        draining = asyncio.create_task(self._lifecycle.until_draining(), name="nats.draining")
+    async def _consume(self, consumer: Consumer, lifecycle: Lifecycle) -> None:
+        draining = asyncio.create_task(lifecycle.until_draining(), name="nats.draining")
         try:
-            while not self._lifecycle.draining:
+            while not lifecycle.draining:
                 await self._fetch_unless_draining(consumer, draining)
                 if self._batch:
-                    await self._process_batch()
+                    await self._process_batch(lifecycle)
         finally:
             draining.cancel()
             await asyncio.wait({draining})
@@ -142,117 +79,10 @@ class BatchConsumer:
         # Stored as soon as it is fetched, so that a cancellation at any later point returns it.
         self._batch = await consumer.fetch(self._most, self._wait_s)
 
-    async def _process_batch(self) -> None:
-        """Run the handler on the current batch and acknowledge every message."""
-        batch = self._batch
-        async with keep_in_progress(batch, self._spec.shortest_ack_wait_s / 3, self._clock):
-            decided = list(zip(batch, await self._decide_all(batch), strict=True))
-            # Dead letters last: they may have to wait for a server.
-            for delivery, decision in sorted(decided, key=lambda pair: isinstance(pair[1], Terminate)):
-                await self._acknowledge(delivery, decision)
+    async def _process_batch(self, lifecycle: Lifecycle) -> None:
+        async with keep_in_progress(self._batch, self._spec.shortest_ack_wait_s / 3, self._clock):
+            await self._processor.process(self._batch, lifecycle)
         self._batch = ()
-
-    async def _decide_all(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
-        live = [delivery for delivery in batch if not delivery.overdue]
-        decided = dict(zip(live, await self._decide(live), strict=True)) if live else {}
-        exhausted = Terminate("its deliveries were used up without an acknowledgement")
-        return [decided.get(delivery) if not delivery.overdue else exhausted for delivery in batch]
-
-    async def _decide(self, batch: Sequence[Delivery]) -> Sequence[Acknowledgement]:
-        try:
-            return await self._retry_while_unavailable(lambda: self._handle(batch))
-        except Exception as error:  # noqa: BLE001 - no error may acknowledge the batch
-            if only_unavailable(error):
-                return [Nak()] * len(batch)
-            if len(batch) > 1:
-                return await self._decide_individually(batch)
-            return [self._decide_after_error(batch[0], error)]
-
-    async def _decide_individually(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
-        semaphore = asyncio.Semaphore(MAX_CONCURRENT_SINGLES)
-
-        async def decide_one(delivery: Delivery) -> Acknowledgement:
-            async with semaphore:
-                return (await self._decide([delivery]))[0]
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks_by_delivery = [tasks.create_task(decide_one(delivery)) for delivery in batch]
-        return [task.result() for task in tasks_by_delivery]
-
-    async def _handle(self, batch: Sequence[Delivery]) -> Sequence[Acknowledgement]:
-        decisions = await self._handler(batch)
-        if decisions is None:
-            return [None] * len(batch)
-        assert len(decisions) == len(batch), f"the handler returned {len(decisions)} results for {len(batch)} messages"
-        return decisions
-
-    async def _retry_while_unavailable(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Retry `work` while a server is down. Raises `Unavailable` only when draining."""
-        attempts = 0
-        while True:
-            try:
-                return await self._with_timeout(work)
-            except Exception as error:
-                if not only_unavailable(error):
-                    raise
-                attempts += 1
-                log.warning("handler_server_unavailable", consumer=self._spec.durable, reason=str(error))
-                if not await self._lifecycle.pause(OUTAGE_BACKOFF.pause_s(attempts, _jitter())):
-                    raise
-
-    async def _with_timeout(self, work: Callable[[], Awaitable[T]]) -> T:
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await work()
-        except asyncio.CancelledError as cancelled:
-            if not cancelled_from_inside():
-                raise
-            raise EndedEarly(f"A handler of consumer {self._spec.durable} was cancelled from inside.") from cancelled
-
-    def _decide_after_error(self, delivery: Delivery, error: Exception) -> Acknowledgement:
-        reason = _reason(error)
-        if isinstance(error, InvalidInput):
-            return Terminate(reason)
-        log.error(
-            "handler_failed",
-            consumer=delivery.consumer,
-            subject=delivery.subject,
-            stream_seq=delivery.stream_seq,
-            deliveries=delivery.deliveries,
-            exc_info=error,
-        )
-        return Terminate(f"failed {delivery.deliveries} times, last with {reason}") if delivery.last else Nak()
-
-    async def _acknowledge(self, delivery: Delivery, decision: Acknowledgement) -> None:
-        try:
-            match decision:
-                case None:
-                    failpoints.hit("bus.after_work_before_ack")
-                    await delivery.ack(sync=self._ack_sync)
-                    self._count("ack")
-                case Nak(after_s):
-                    await delivery.nak(self._redelivery_delay_s(delivery) if after_s is None else after_s)
-                    self._count("nak")
-                case Terminate(reason):
-                    await self._terminate(delivery, reason)
-                case _:
-                    assert_never(decision)
-        except NatsUnavailable:
-            # Not acknowledged, so NATS redelivers the message.
-            self._count("lost")
-
-    async def _terminate(self, delivery: Delivery, reason: str) -> None:
-        try:
-            await self._retry_while_unavailable(lambda: self._on_terminated(delivery, reason))
-        except Exception:
-            # Any error: a message must not be terminated without a dead letter.
-            log.exception("dead_letter_write_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
-            await delivery.nak(self._dead_letter_retry_s)
-            self._count("nak")
-            return
-        failpoints.hit("bus.after_dead_letter_before_term")
-        await delivery.term()
-        self._count("term")
 
     async def _nak_unsettled(self) -> None:
         """Return deliveries for immediate redelivery; only a crash or cancellation leaves any."""
@@ -261,16 +91,3 @@ class BatchConsumer:
             for delivery in unsettled:
                 if not delivery.settled:
                     await delivery.nak()
-
-    def _redelivery_delay_s(self, delivery: Delivery) -> float:
-        return REDELIVERY_BACKOFF.pause_s(delivery.deliveries, _jitter())
-
-    def _count(self, answer: str) -> None:
-        MESSAGES_HANDLED.labels(self._spec.durable, answer).inc()
-
-
-def _reason(error: Exception) -> str:
-    """The reason in a dead letter: what went wrong, without secrets."""
-    if isinstance(error, RotaError):
-        return redact_text(error.sentence)
-    return redact_text(f"{type(error).__name__}: {error}")
