@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from rota.agents.membership import AgentMembership
 from rota.agents.registry import DeclaredAgent
 from rota.agents.running import AgentRun
 from rota.agents.scheduler import AgentScheduler
@@ -45,6 +46,10 @@ async def noop(_run: AgentRun) -> None:
     return None
 
 
+def ignore_event(_kind: str, **_fields: object) -> None:
+    return None
+
+
 async def main(name: str, count: int, spread_s: int) -> int:
     database = await Database.open(PostgresTarget(url=os.environ["ROTA_BENCH_POSTGRES"]))
     redis = connect(RedisTarget(url=os.environ["ROTA_BENCH_REDIS"]))
@@ -55,7 +60,8 @@ async def main(name: str, count: int, spread_s: int) -> int:
     async def all_of_them() -> list[DeclaredAgent]:
         return declared
 
-    agents = AgentScheduler(settings(spread_s=spread_s), database, redis, all_of_them, leases=Leases(database, name))
+    membership = AgentMembership(Leases(database, name))
+    agents = AgentScheduler(settings(spread_s=spread_s), database, redis, all_of_them, membership, ignore_event)
 
     async def say(life: Lifecycle) -> None:
         print("ready", flush=True)

@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 
-from bench.agents.pod import settings
+from bench.agents.pod import ignore_event, settings
 from bench.contenders.serve import Body, Countdown, serve
+from rota.agents.membership import AgentMembership
 from rota.agents.registry import DeclaredAgent
 from rota.agents.repository import AgentRepository
 from rota.agents.running import AgentRun
@@ -59,7 +60,8 @@ class RotaAgents:
             return declared
 
         supervisor = Supervisor(drain_budget_s=20.0)
-        agents = AgentScheduler(settings(), database, redis, all_of_them, leases=Leases(database, "bench"))
+        membership = AgentMembership(Leases(database, "bench"))
+        agents = AgentScheduler(settings(), database, redis, all_of_them, membership, ignore_event)
         supervisor.add(Service("agents", agents.run))
         async with supervisor.running():
             await ran.finished()

@@ -22,6 +22,7 @@ from rota.accounting import allocations
 from rota.accounting.maintenance import AccountingMaintenance
 from rota.accounting.service import AccountingService
 from rota.agents.job_agents import job_agents_loader
+from rota.agents.membership import AgentMembership
 from rota.agents.repository import AgentRepository
 from rota.agents.scheduler import AgentScheduler
 from rota.engine.admission.decision import AdmissionGate, AllowAll, DeferAll
@@ -183,9 +184,8 @@ class Replica:
         leases = Leases(self.database)
         loader = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
         publish_event = self.engine.event_publisher.emit
-        return AgentScheduler(
-            self.settings, self.database, client, loader, leases=leases, crowd="servers", publish_event=publish_event
-        )
+        membership = AgentMembership(leases, crowd="servers")
+        return AgentScheduler(self.settings, self.database, client, loader, membership, publish_event)
 
     def _build_mirrors(self) -> MirrorPublisher:
         """The Redis mirror of timers and sagas."""

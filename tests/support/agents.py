@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from rota.agents.membership import AgentMembership
 from rota.agents.redis_index.index import AgentIndex
 from rota.agents.registry import DeclaredAgent
 from rota.agents.scheduler import AgentScheduler
@@ -110,7 +111,7 @@ class RunRecorder:
         return body
 
 
-def ignore(*_given):
+def ignore(*_given, **_named):
     """For a callback that a test does not look at."""
 
 
@@ -132,7 +133,7 @@ class Pod:
         lease_s=10.0,
         hook=None,
         clock=None,
-        publish_event=None,
+        publish_event=ignore,
         **agents,
     ):
         self.database = database
@@ -146,12 +147,9 @@ class Pod:
             database,
             redis,
             self._load,
-            leases=Leases(database, name),
-            hook=hook,
-            clock=clock,
-            lease_s=lease_s,
-            abandon=self.abandoned.append,
-            publish_event=publish_event,
+            AgentMembership(Leases(database, name), clock=clock, lease_s=lease_s, abandon=self.abandoned.append),
+            publish_event,
+            hook,
         )
         self.service = Service("agents", self.agents.run)
         self.supervisor = Supervisor(drain_budget_s=10.0)

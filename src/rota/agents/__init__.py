@@ -2,15 +2,16 @@
 
 | module | responsibility |
 |---|---|
-| `scheduler` | the service: member lease, cycle loop, orderly shutdown |
-| `acquisition` | one cycle: permits, due agents, acquire, begin |
+| `scheduler` | the service: cycle loop under the member lease, orderly shutdown |
+| `membership`, `lease_watchdog` | the member lease; stops bodies, or the process, when it expires |
+| `acquisition` | one cycle: finds the due agents that this replica may run |
+| `run_claims`, `run_starter` | permit, acquire in Redis, begin in PostgreSQL; start of the run, or its immediate end |
 | `redis_index` | due and running agents in Redis, one script per transition |
 | `repository` | specs, due times, runs and history in PostgreSQL |
 | `registry` | which agents this replica may run, and which of them first |
 | `running` | active runs: task, permit, timer, stop, quarantine |
 | `completion` | ends runs in PostgreSQL, then Redis, retried until both are done |
 | `recovery` | zombies, runs of dead members, orphaned entries, repopulation of Redis |
-| `lease_watchdog` | stops bodies, or the process, when the lease expires |
 | `poll_interval`, `circuit_breakers`, `concurrency_permits` | pacing, breakers and capacity of the loop |
 | `health`, `health_summary`, `metrics`, `events` | what operators see |
 | `admin` | list, pause, resume, trigger, backfill, remove |

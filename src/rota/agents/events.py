@@ -22,32 +22,27 @@ PublishEvent = Callable[..., None]
 
 
 class AgentEventPublisher:
-    def __init__(self, publish: PublishEvent | None, replica: str) -> None:
+    def __init__(self, publish: PublishEvent, replica: str) -> None:
         self._publish = publish
         self._replica = replica
 
     def run_started(self, run: ActiveRun) -> None:
-        if self._publish is not None:
-            asyncio.get_running_loop().call_later(STARTED_EVENT_DELAY_S, self._publish_if_running, run)
+        asyncio.get_running_loop().call_later(STARTED_EVENT_DELAY_S, self._publish_if_running, run)
 
     def runs_ended(self, ends: Iterable[AgentRunEnd]) -> None:
         """Called with runs that PostgreSQL has ended."""
-        if self._publish is None:
-            return
         for end in ends:
             kind = {"failure": str(end.failure)} if end.failure is not None else {}
             self._publish(f"agent.{end.outcome.lower()}", agent=end.name, run=end.run, took_ms=end.took_ms, **kind)
 
     def runs_lost(self, seized: Iterable[RescheduledAgent]) -> None:
         """Called with runs of dead replicas."""
-        if self._publish is not None:
-            for each in seized:
-                self._publish("agent.lost", agent=each.name, run=each.run)
+        for each in seized:
+            self._publish("agent.lost", agent=each.name, run=each.run)
 
     def run_quarantined(self, run: ActiveRun) -> None:
-        if self._publish is not None:
-            self._publish("agent.quarantined", agent=run.name, run=run.number, replica=self._replica)
+        self._publish("agent.quarantined", agent=run.name, run=run.number, replica=self._replica)
 
     def _publish_if_running(self, run: ActiveRun) -> None:
-        if self._publish is not None and run.task is not None and not run.task.done():
+        if run.task is not None and not run.task.done():
             self._publish("agent.started", agent=run.name, run=run.number, replica=self._replica)

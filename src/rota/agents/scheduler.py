@@ -1,8 +1,6 @@
-"""The agent scheduler service: a member lease, the cycle loop under it, and an orderly shutdown.
+"""The agent scheduler service: the cycle loop under a member lease, and an orderly shutdown.
 
-Everything runs under one member lease (`rota.infra.lease`): a heartbeat renews it, every run in PostgreSQL names it,
-and losing it cancels everything here. A body that ignores even that takes the process down (`abandon`), because
-another member runs its agent from then on. After a lost lease the process joins again as a new member.
+Everything runs under one member lease (`rota.agents.membership`); losing it cancels everything here.
 
 Shutdown: no new runs; bodies are cancelled; their runs end as CANCELLED and due immediately (spread by
 `jitter.shutdown-seconds`), in PostgreSQL and then in Redis; background tasks stop; then the lease is released. Every
@@ -12,9 +10,7 @@ wait is bounded. A crash in the middle is equivalent to a crash before.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -27,18 +23,20 @@ from rota.agents.completion import FLUSH_DELAY_S, RunCompleter
 from rota.agents.concurrency_permits import PermitPool
 from rota.agents.events import AgentEventPublisher, PublishEvent
 from rota.agents.health import CRON_INTERVAL_MS, CycleSnapshot, Health
-from rota.agents.lease_watchdog import STUCK_EXIT_STATUS, EventLoopWatchdog
+from rota.agents.lease_watchdog import STUCK_EXIT_STATUS
+from rota.agents.membership import AgentMembership
 from rota.agents.metrics import set_pool_gauges
 from rota.agents.poll_interval import PollPacer
 from rota.agents.recovery.reconciler import AgentReconciler
 from rota.agents.recovery.zombies_and_orphans import TAKEOVER_GRACE_S, Orphans, StaleWorkingEntries, Successors, Zombies
 from rota.agents.redis_index.index import SCRIPTS, AgentIndex
 from rota.agents.registry import AgentRegistry, DeclaredAgent
-from rota.agents.repository import MEMBER_LEASE_PREFIX, AgentRepository
+from rota.agents.repository import AgentRepository
+from rota.agents.run_claims import RunClaimer
+from rota.agents.run_starter import RunStarter
 from rota.agents.running import ActiveRun, ActiveRuns
 from rota.infra import failpoints
-from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease import Leadership, Lease, LeaseContext, Leases
+from rota.infra.lease import Leadership, Lease
 from rota.infra.postgres import Database
 from rota.infra.redis import RedisKeys, RedisServerTime, translate_errors
 from rota.infra.service import Lifecycle
@@ -51,7 +49,6 @@ from rota.model.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-LEASE_S: Final = 10.0
 TAKEOVER_INTERVAL_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 10.0
 """How long cancelled bodies may take to end on shutdown."""
@@ -69,8 +66,7 @@ CYCLE_DURATION = metrics.histogram("rota_agents_run_cycle_time_seconds", "Durati
 class AgentScheduler:
     """`Service("agents", AgentScheduler(...).run)`. `declared` is called at every refresh, because agents may change.
 
-    Members of one `crowd` share agents; by default those that declare the same agents. `publish_event` publishes
-    events of runs.
+    `publish_event` publishes events of runs, `hook` classifies their failures.
     """
 
     def __init__(
@@ -79,19 +75,15 @@ class AgentScheduler:
         database: Database,
         redis: Redis,
         declared: Callable[[], Awaitable[Iterable[DeclaredAgent]]],
-        *,
-        leases: Leases | None = None,
-        clock: Clock | None = None,
+        membership: AgentMembership,
+        publish_event: PublishEvent,
         hook: ClassifyHook | None = None,
-        crowd: str = "",
-        lease_s: float = LEASE_S,
-        abandon: Callable[[int], object] = os._exit,
-        publish_event: PublishEvent | None = None,
     ) -> None:
         options = settings.redis.scheduler
         self.options = options
-        self.clock = clock or SystemClock()
-        self.leases = leases or Leases(database)
+        self.membership = membership
+        self.clock = membership.clock
+        self.leases = membership.leases
         self.redis = redis
         self.database = database
         self.repository = AgentRepository(database, self.leases.owner)
@@ -109,7 +101,7 @@ class AgentScheduler:
             self.pace.on_due_time,
             self.event_publisher.runs_ended,
         )
-        self.runs = ActiveRuns(self.clock, self.completer.add, hook, self.lease_until)
+        self.runs = ActiveRuns(self.clock, self.completer.add, hook, membership.lease_until)
         self.zombies = Zombies(self.runs, options.zombie_cleanup, self.clock)
         self.successors = Successors(self.repository, self.index_of, self.registry, self.event_publisher.runs_lost)
         self.stale_entries = StaleWorkingEntries(self.repository, self.index_of, self.registry)
@@ -120,23 +112,22 @@ class AgentScheduler:
         self.reconciler = AgentReconciler(
             self.repository, self.registry, self.index_of, declared, time, options, self.clock
         )
-        self.acquisition = Acquisition(
-            self.registry,
+        starter = RunStarter(self.completer, options.failure_backoff, self._start_run)
+        claimer = RunClaimer(
             self.permits,
             self.repository,
             self.index_of,
             self.completer,
-            options,
+            starter,
             self.clock,
-            self._start_run,
+            in_batches=options.batch_operations.enabled,
+        )
+        self.acquisition = Acquisition(
+            self.registry, self.permits, self.index_of, claimer, options.batch_operations, self.clock
         )
         self._orphan_sweep: PeriodicTask | None = None
         """The one of the leader: None until this member becomes it."""
         self.cycles = 0
-        self._lease_s = lease_s
-        self._crowd = crowd
-        self._hold: LeaseContext | None = None
-        self._abandon = abandon
         self._keys = RedisKeys(options.keys.prefix, options.keys.hash_tag)
         self._indexes: dict[str, AgentIndex] = {}
 
@@ -148,21 +139,14 @@ class AgentScheduler:
             )
         return self._indexes[group]
 
-    def lease_until(self) -> float:
-        """Until when no other member runs our agents, by the monotonic clock of this machine."""
-        return self._hold.valid_until if self._hold is not None else 0.0
-
     async def run(self, life: Lifecycle) -> None:
         if not self.options.enabled:
             life.ready()
             await life.until_draining()
         while not life.draining:
             await self.reconciler.load_agents()
-            crowd = self._crowd or self.registry.crowd
-            name = f"{MEMBER_LEASE_PREFIX}{crowd}:{self.leases.owner}:{secrets.token_hex(4)}"
-            self._hold = self.leases.hold(name, kind="agents", ttl_s=self._lease_s)
             try:
-                async with self._hold as lease:
+                async with self.membership.join(self.registry.crowd) as lease:
                     await self._serve_membership(life, lease)
             except LeaseLost as lost:
                 log.warning("agents_lease_lost", discarded=self.completer.discard_unrecorded(), because=lost.sentence)
@@ -170,13 +154,8 @@ class AgentScheduler:
     async def _serve_membership(self, life: Lifecycle, lease: Lease) -> None:
         """One membership. However it ends, no body outlives it."""
         await self.reconciler.declare_new()
-        loop = asyncio.get_running_loop()
-        watchdog = EventLoopWatchdog(loop, self.clock, self.lease_until, lambda: len(self.runs) > 0, self._abandon)
-        watchdog.start()
-        try:
+        with self.membership.watched_loop(lambda: len(self.runs) > 0):
             await self._run_tasks(life, lease)
-        finally:
-            watchdog.stop()
 
     async def _run_tasks(self, life: Lifecycle, lease: Lease) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -374,7 +353,7 @@ class AgentScheduler:
             if self.runs.by_name:
                 # Also on another cancellation: the lease must not be released while a body runs.
                 log.critical("agents_ignore_cancellation", agents=sorted(self.runs.by_name))
-                self._abandon(STUCK_EXIT_STATUS)
+                self.membership.abandon(STUCK_EXIT_STATUS)
         failpoints.hit("agents.after_close")
         try:
             async with asyncio.timeout(FINAL_FLUSH_TIMEOUT_S):

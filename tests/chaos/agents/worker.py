@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from rota.agents.scheduler import AgentScheduler
+from rota.agents.membership import AgentMembership
 from rota.infra.clock import SystemClock
 from rota.infra.postgres import PostgresTarget
 from rota.infra.redis import RedisTarget
@@ -20,7 +20,7 @@ from rota.model.settings import Settings
 from rota.runtime import build_submitter
 from rota.sdk import load_app
 from rota.worker.agents import runner
-from tests.support.agents import changed
+from tests.support.agents import changed, ignore
 
 APP = "tests.support.run_trace_tasks:app"
 LEASE_S = 1.0
@@ -44,17 +44,16 @@ def settings():
 
 
 async def main(name):
-    runner.AgentScheduler = partial(AgentScheduler, lease_s=LEASE_S, clock=SkewedClock())
+    runner.AgentMembership = partial(AgentMembership, lease_s=LEASE_S, clock=SkewedClock())
     configured = settings()
     app = load_app.load(APP, Path.cwd())
     service = runner.WorkerAgents(
         configured,
-        app.recurring,
-        APP,
-        Path.cwd(),
+        runner.AgentApp(APP, Path.cwd(), app.recurring),
         PostgresTarget(url=os.environ["URL"]),
         RedisTarget(url=os.environ["REDIS"], op_timeout_s=1.0, connect_timeout_s=1.0),
         lambda database: build_submitter(configured, database),
+        ignore,
         name,
     )
 

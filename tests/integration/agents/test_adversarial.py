@@ -76,7 +76,7 @@ def _begin(name):
 async def test_body_that_fails_to_start_blocks_no_other_and_releases_its_permit(database, redis, seen):
     agents = {f"a{number}": every(HOUR_MS, seen.quick) for number in range(3)}
     pod = Pod(database, redis, settings={"agent__max_concurrent_agents": 3}, **agents)
-    start, failed = pod.agents.acquisition._start, []
+    start, failed = pod.agents.acquisition._claimer._starter._start, []
 
     def starting(run, declared):
         if run.name == "a1" and not failed:
@@ -84,7 +84,7 @@ async def test_body_that_fails_to_start_blocks_no_other_and_releases_its_permit(
             raise RuntimeError("no capacity for a task")
         start(run, declared)
 
-    pod.agents.acquisition._start = starting
+    pod.agents.acquisition._claimer._starter._start = starting
     async with pod:
         await until(lambda: {run.name for run in seen.runs} == set(agents))
         await until(lambda: pod.agents.permits.held == 0)

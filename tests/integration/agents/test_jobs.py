@@ -14,7 +14,7 @@ from rota.model.settings.agents import AgentKeySettings
 from rota.runtime import build_submitter, nats_target, postgres_target, redis_target
 from rota.sdk import load_app
 from rota.worker.agents.events import AgentEvents
-from rota.worker.agents.runner import WorkerAgents
+from rota.worker.agents.runner import AgentApp, WorkerAgents
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
 from tests.support.waiting import until
@@ -40,14 +40,12 @@ async def agents_of_app(farm, monkeypatch, tmp_path, nats_url=""):
     events = AgentEvents(nats_target(farm.settings, nats_url or farm.urls.nats), farm.settings.nats)
     service = WorkerAgents(
         farm.settings,
-        selected,
-        APP,
-        Path.cwd(),
+        AgentApp(APP, Path.cwd(), selected),
         postgres_target(farm.settings, farm.urls.postgres),
         redis_target(farm.settings, farm.urls.redis, "agents"),
         lambda database: build_submitter(farm.settings, database),
+        events.publisher.emit,
         "worker",
-        publish_event=events.publisher.emit,
     )
     supervisor = Supervisor()
     supervisor.add(Service("agent_events", events.run), Service("agents", service.run))

@@ -108,7 +108,7 @@ async def test_body_that_ignores_shutdown_ends_the_process(database, redis, seen
     pod = Pod(database, redis, stuck=every(HOUR_MS, seen.stubborn))
     async with pod:
         await until(lambda: seen.count("stuck") == 1)
-        pod.agents._abandon = lambda status: (pod.abandoned.append(status), seen.gates["stuck"].set())
+        pod.agents.membership.abandon = lambda status: (pod.abandoned.append(status), seen.gates["stuck"].set())
     assert pod.abandoned == [70]
     await until(lambda: not pod.agents.runs.by_name)
 

@@ -78,7 +78,7 @@ def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list
     from rota.cli.local.up import local_url
     from rota.runtime import build_submitter, postgres_target, redis_target
     from rota.worker.agents.events import AgentEvents
-    from rota.worker.agents.runner import WorkerAgents
+    from rota.worker.agents.runner import AgentApp, WorkerAgents
 
     postgres = settings.postgres.url or local_url(settings, "postgres")
     redis = settings.redis.url or local_url(settings, "redis")
@@ -90,15 +90,12 @@ def _agent_services(settings: Settings, app: Rota, config: WorkerConfig) -> list
     events = AgentEvents(nats_target(settings), settings.nats)
     agents = WorkerAgents(
         settings,
-        app.recurring,
-        config.app,
-        config.folder,
+        AgentApp(config.app, config.folder, app.recurring, app.failure_hook),
         postgres_target(settings, postgres),
         redis_target(settings, redis, "agents"),
         lambda database: build_submitter(settings, database),
-        config.offer.name,
-        app.failure_hook,
         events.publisher.emit,
+        config.offer.name,
     )
     return [Service("agent_events", events.run), Service("agents", agents.run)]
 

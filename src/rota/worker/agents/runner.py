@@ -10,8 +10,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
+
 from rota.agents.events import PublishEvent
 from rota.agents.job_agents import submitting_body
+from rota.agents.membership import AgentMembership
 from rota.agents.registry import DeclaredAgent
 from rota.agents.running import AgentBody, PreparedBody
 from rota.agents.scheduler import AgentScheduler
@@ -26,31 +29,37 @@ from rota.sdk.agent import AgentDefinition
 from rota.worker.agents.process_runner import AgentProcessRunner
 
 
+class AgentApp(msgspec.Struct, frozen=True):
+    """An app whose agents run here. Processes of sync bodies load it by `reference` (`module:name`), in `folder`."""
+
+    reference: str
+    folder: Path
+    agents: dict[str, AgentDefinition]
+    failure_hook: ClassifyHook | None = None
+
+
 class WorkerAgents:
     """`Service("agents", WorkerAgents(...).run)`. `submitter` is used by agents that submit jobs."""
 
     def __init__(
         self,
         settings: Settings,
-        agents: dict[str, AgentDefinition],
-        app: str,
-        folder: Path,
+        app: AgentApp,
         postgres: PostgresTarget,
         redis: RedisTarget,
         submitter: Callable[[Database], Submitter],
+        publish_event: PublishEvent,
         owner: str | None = None,
-        hook: ClassifyHook | None = None,
-        publish_event: PublishEvent | None = None,
     ) -> None:
         self._settings = settings
-        self._declared = agents
-        self._app = app
-        self._folder = folder
+        self._declared = app.agents
+        self._app = app.reference
+        self._folder = app.folder
         self._postgres = postgres
         self._redis = redis
         self._submitter = submitter
         self._owner = owner
-        self._hook = hook
+        self._hook = app.failure_hook
         self._publish_event = publish_event
         self.agents: AgentScheduler | None = None
 
@@ -72,20 +81,14 @@ class WorkerAgents:
             async def declared() -> list[DeclaredAgent]:
                 return bodies
 
-            leases = Leases(database, self._owner)
+            membership = AgentMembership(Leases(database, self._owner))
             self.agents = AgentScheduler(
-                self._settings,
-                database,
-                redis,
-                declared,
-                leases=leases,
-                hook=self._hook,
-                publish_event=self._publish_event,
+                self._settings, database, redis, declared, membership, self._publish_event, self._hook
             )
             await self.agents.run(life)
 
     def _lease_until(self) -> float:
-        return self.agents.lease_until() if self.agents is not None else 0.0
+        return self.agents.membership.lease_until() if self.agents is not None else 0.0
 
 
 def _agent_body(
