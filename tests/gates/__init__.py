@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.gates import names, tree
+from tests.gates import constructors, names, tree
 from tests.gates.tree import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +76,8 @@ GATES: dict[str, Callable[[Path], Report]] = {
     "SQL files": names.sql_files,
     "SQL writes": names.sql_writes,
     "phrases": names.phrases,
+    "constructors": constructors.constructors,
+    "callbacks": constructors.callbacks,
 }
 
 FOR_TESTS = ("collects",)
@@ -93,7 +95,7 @@ def timed(gate: Callable[[Path], Report], root: Path) -> tuple[Report, float]:
 
 def shown(name: str, report: Report, seconds: float) -> str:
     status = "FAIL" if report.problems else "ok"
-    head = f"{status:<5} {name:<11} {seconds:6.2f} s  {report.note}".rstrip()
+    head = f"{status:<5} {name:<12} {seconds:6.2f} s  {report.note}".rstrip()
     return "\n".join([head, *(f"      {problem}" for problem in report.problems)])
 
 

@@ -39,7 +39,7 @@ _WRITES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM|TRUNCATE(?: TABLE)?)\
 _SQL_COMMENT = re.compile(r"--[^\n]*")
 
 
-def _sources(root: Path, *suffixes: str) -> Iterator[tuple[str, str]]:
+def source_files(root: Path, *suffixes: str) -> Iterator[tuple[str, str]]:
     """Files of the package with their text, by path relative to `root`."""
     for path in files(root):
         name = path.relative_to(root).as_posix()
@@ -66,7 +66,7 @@ def folders(root: Path) -> Report:
 
 def class_names(root: Path) -> Report:
     owners: dict[str, list[str]] = defaultdict(list)
-    for name, text in _sources(root, ".py"):
+    for name, text in source_files(root, ".py"):
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef):
                 owners[node.name].append(name)
@@ -87,7 +87,7 @@ def words_of(name: str) -> list[str]:
 
 def vague_names(root: Path) -> Report:
     problems = []
-    for name, text in _sources(root, ".py"):
+    for name, text in source_files(root, ".py"):
         module = Path(name).stem
         for line, what in [(1, module), *_names(ast.parse(text))]:
             if vague := VAGUE_WORDS.intersection(words_of(what)):
@@ -114,7 +114,7 @@ def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def sql_files(root: Path) -> Report:
     """The statements of a package are in one `queries.sql`; migrations and functions have their own folders."""
     count: dict[str, list[str]] = defaultdict(list)
-    for name, _ in _sources(root, ".sql"):
+    for name, _ in source_files(root, ".sql"):
         path = Path(name)
         if path.parent.name not in ("migrations", "functions"):
             count[path.parent.as_posix()].append(path.name)
@@ -124,7 +124,7 @@ def sql_files(root: Path) -> Report:
 
 def sql_writes(root: Path) -> Report:
     """A package writes its own tables only; the owner of a table is the package whose migration creates it."""
-    sources = [(name, _SQL_COMMENT.sub("", text)) for name, text in _sources(root, ".sql")]
+    sources = [(name, _SQL_COMMENT.sub("", text)) for name, text in source_files(root, ".sql")]
     owner = {
         table: _owner(name) for name, text in sources if "/migrations/" in name for table in _CREATES.findall(text)
     }

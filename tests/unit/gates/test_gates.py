@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests import gates
+from tests.gates import constructors as gates_constructors
 from tests.gates import tree as gates_tree
 from tests.gates.process_logs import leaks
 from tests.gates.tree import Report
@@ -49,6 +50,20 @@ FAULTS = {
     "phrases": [
         {"docs/page.md": ("This is for who" + "ever comes.\n") * 21},
         {"src/rota/a.py": ("# That is n" + "o page.\n") * 21},
+    ],
+    "constructors": [
+        {"src/rota/a.py": f"class A:\n    def __init__({parameters}) -> None: ...\n"}
+        for parameters in (
+            "self, a, b, c, d, e, f, g, h",
+            "self, a, b, *, c, d, e=1, f=2, g=3, h=4",
+            "self, a, /, b, c, d, e, f, *g, h",
+            "self, a, b, c, d, e, f, g, **h",
+        )
+    ],
+    "callbacks": [
+        {"src/rota/a.py": "def join(service, notify):\n    service.on_change = notify\n"},
+        {"src/rota/a.py": "class A:\n    def join(self, x):\n        self.service.on_change, self.n = x, 1\n"},
+        {"src/rota/a.py": "def join(service, notify):\n    setattr(service, 'on_change', notify)\n"},
     ],
     "unfinished": [
         {"src/rota/a.py": "# TO" + "DO later\n"},
@@ -118,6 +133,30 @@ def test_gate_fails_on_its_planted_fault_and_other_gates_pass(tree, gate, change
     assert gate in red
     # The places gate also reports URLs in lock files.
     assert set(red) <= {gate, "places"}
+
+
+def test_constructor_with_seven_parameters_or_a_struct_with_more_fields_passes(tree):
+    constructor = "class A:\n    def __init__(self, a, b, c, d, *, e, f, g=1) -> None: ...\n"
+    fields = "".join(f"    field{n}: int\n" for n in range(9))
+    root = tree({"src/rota/a.py": constructor, "src/rota/b.py": f"class B(msgspec.Struct):\n{fields}"})
+    assert gates_constructors.constructors(root).problems == []
+
+
+def test_large_constructor_is_excepted_by_file_and_class(tree):
+    large = "class {}:\n    def __init__(self, a, b, c, d, e, f, g, h) -> None: ...\n"
+    root = tree({"src/rota/runtime.py": large.format("Replica") + large.format("Other")})
+    report = gates_constructors.constructors(root)
+    assert report.problems == ["src/rota/runtime.py:4: Other has 8 constructor parameters, at most 7: it has two jobs"]
+    assert report.note == f"2 constructors, 1 of {len(gates_constructors.LARGE_CONSTRUCTORS)} exceptions needed"
+
+
+def test_own_callback_and_other_attributes_may_be_assigned(tree):
+    own = "class A:\n    def __init__(self, on_end):\n        self.on_end = on_end\n"
+    others = "def close(service):\n    service.over = True\n    service.once_more = 1\n    service.on_end()\n"
+    late = "def join(service, notify):\n    service.on_change = notify\n"
+    root = tree({"src/rota/a.py": own, "src/rota/b.py": others, "src/rota/engine/c.py": late})
+    report = gates_constructors.callbacks(root)
+    assert (report.problems, report.note) == ([], "1 in excepted paths")
 
 
 def test_problems_name_file_and_line(tree):
