@@ -8,7 +8,11 @@ then wait forever.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class cancellable:
@@ -28,3 +32,14 @@ class cancellable:
         cancelled = self._task is not None and self._task.cancelling() > self._before
         if cancelled and not isinstance(error, asyncio.CancelledError):
             raise asyncio.CancelledError from error
+
+
+async def run_cancellable(work: Coroutine[None, None, T]) -> T:
+    """The same for work that may use a TaskGroup; it runs in a task of its own.
+
+    A TaskGroup that fails while it is cancelled raises the failure alone. Before Python 3.13 one that fails also leaves
+    a cancellation in the count of its task, which `cancellable` could not distinguish from a real one.
+    """
+    task = asyncio.create_task(work)
+    with cancellable():
+        return await task

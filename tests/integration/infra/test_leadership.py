@@ -195,6 +195,25 @@ async def test_leader_service_raises_the_error_of_its_work(leases):
             await Leadership(leases, "chair", lead, kind="test").serve(Lifecycle(asyncio.Event(), lambda: None))
 
 
+async def test_leader_whose_work_fails_while_draining_does_not_campaign_again(leases):
+    terms, draining = [], asyncio.Event()
+
+    async def lead(lease):
+        terms.append(lease.fence)
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            raise PostgresUnavailable("gone") from None
+
+    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF)
+    async with asyncio.timeout(10):
+        serving = asyncio.create_task(leader.serve(Lifecycle(draining, lambda: None)))
+        await leader.elected.wait()
+        draining.set()
+        await serving
+    assert terms == [1]
+
+
 async def test_cancelled_leader_service_stops_leading_before_it_ends(leases, others):
     leader = Leadership(leases, "chair", lambda _: forever(), kind="test", ttl_s=LONG_S)
     async with asyncio.timeout(10):

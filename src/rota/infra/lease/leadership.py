@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
+from rota.infra.asyncio_cancel import cancellable
 from rota.infra.lease.grant import Lease
 from rota.infra.lease.leases import Leases
 from rota.infra.postgres.failures import FAILURES
@@ -110,7 +111,8 @@ class Leadership:
             self.elected.set()
             log.info("leader_elected", lease=self._name, fence=lease.fence)
             try:
-                await self._lead(lease)
+                with cancellable():  # if `lead` fails while it is cancelled, `run` must not campaign again
+                    await self._lead(lease)
             finally:
                 self.elected.clear()
                 self.deposed.set()

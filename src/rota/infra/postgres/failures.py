@@ -31,6 +31,13 @@ CONNECTION_LOST_ERRORS = (
 SERVER_ERRORS = (asyncpg.PostgresError,)
 # Everything a statement can raise because of the server rather than a bug.
 FAILURES = (*CONNECTION_LOST_ERRORS, *SERVER_ERRORS, asyncpg.InterfaceError)
+BUSY_ERRORS = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+)
+"""Errors of a server that lacks time or resources at the moment."""
 
 
 def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
