@@ -2,9 +2,9 @@
 expiry.
 
 Each step is one transaction that first checks the leader's fence, so a paused leader that wakes up writes nothing. A
-crash between two steps leaves the rest to the next leader, and every step is idempotent. No step blocks the queue (see
-`storage`). An open transaction can delay the reuse of slots; the log names its session. Enqueueing, claiming and ending
-go on meanwhile, and pending deltas are still merged.
+crash between two steps leaves the rest to the next leader, and every step is idempotent: one that meets a lock conflict
+is repeated. No step blocks the queue (see `storage`). An open transaction can delay the reuse of slots; the log names
+its session. Enqueueing, claiming and ending go on meanwhile, and pending deltas are still merged.
 
 A dispatcher owns its claims until their frames are booked. When its lease has ended, its open tokens are passed to
 `tombstone`, which returns those that it will never book: these are given back. The others are booked and belong to
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
-import asyncpg
 import msgspec
 import structlog
 
 from rota.infra import failpoints
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres import Transaction, query
-from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.queue import metrics as queue_metrics
 from rota.queue import storage, storage_report
@@ -46,14 +45,6 @@ CARRIES_MAX: Final = 32
 
 STEPS = metrics.counter("rota_queue_upkeep", "Maintenance steps by outcome.", labels=("step", "outcome"))
 
-BUSY_ERRORS = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.QueryCanceledError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.InsufficientResourcesError,
-)
-"""Errors of a PostgreSQL that lacks time or resources at the moment."""
-
 TombstoneTokens = Callable[[Sequence[int]], Awaitable[set[int]]]
 """Takes tokens of a dead dispatcher and returns those that can never be booked any more."""
 
@@ -70,49 +61,34 @@ class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
     failed_retention_s: float = 72 * 3600.0
 
 
-class QueueMaintenance:
-    """Run as `Service("queue_upkeep", maintenance.run)` in every replica; one of them leads."""
-
+class QueueMaintenance(LeaderLoop):
     def __init__(
         self, queue: Queue, leases: Leases, tombstone: TombstoneTokens, intervals: MaintenanceIntervals | None = None
     ) -> None:
+        super().__init__(leases, MAINTENANCE_LEASE, kind="leader")
         self.queue = queue
-        self.leases = leases
         self.intervals = intervals or MaintenanceIntervals()
         self._tombstone = tombstone
-        self._leadership = Leadership(leases, MAINTENANCE_LEASE, self.lead, kind="leader")
-        self._due = dict.fromkeys(("fold", "measure", "expire", "warn"), 0.0)
+        self._next_warning_at = 0.0
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        every = self.intervals
+        return [
+            LeaderStep("promote", every.promote_s, partial(self.promote, lease)),
+            LeaderStep("return_orphans", every.fold_s, partial(self.return_orphans, lease)),
+            LeaderStep("fold", every.fold_s, partial(self.fold, lease)),
+            LeaderStep("turn_ring", every.fold_s, partial(self.turn_ring, lease)),
+            LeaderStep("measure", every.measure_s, partial(queue_metrics.collect_metrics, self.queue)),
+            LeaderStep("expire", every.expire_s, partial(self.expire, lease)),
+            LeaderStep("shed", every.expire_s, partial(self.shed, lease)),
+        ]
 
-    async def lead(self, lease: Lease) -> None:
-        """Run rounds until cancelled."""
-        try:
-            while True:
-                await self._round(lease)
-                await self.leases.clock.sleep(self.intervals.promote_s)
-        finally:
-            queue_metrics.clear_metrics()
+    def end_term(self) -> None:
+        queue_metrics.clear_metrics()
 
-    async def _round(self, lease: Lease) -> None:
-        await self._try(lease, self.promote)
-        if self._is_due("fold", self.intervals.fold_s):
-            await self._try(lease, self.return_orphans, self.fold, self.turn_ring)
-        if self._is_due("measure", self.intervals.measure_s):
-            await self._try(lease, self._measure)
-        if self._is_due("expire", self.intervals.expire_s):
-            await self._try(lease, self.expire, self.shed)
-
-    async def _try(self, lease: Lease, *steps: Callable[[Lease], Awaitable[object]]) -> None:
-        """Run steps; a step that meets a lock conflict has no effect and is repeated in the next round."""
-        for step in steps:
-            try:
-                await step(lease)
-            except BUSY_ERRORS as error:
-                STEPS.labels(step.__name__.strip("_"), "busy").inc()
-                log.warning("queue_maintenance_busy", step=step.__name__, reason=str(error))
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        STEPS.labels(step, "busy").inc()
+        log.warning("queue_maintenance_busy", step=step, reason=str(error))
 
     async def promote(self, lease: Lease) -> int:
         """Promote everything that is due, in bounded steps."""
@@ -207,22 +183,14 @@ class QueueMaintenance:
 
     async def _record_outcome(self, step: str, outcome: str) -> str:
         STEPS.labels(step, outcome).inc()
-        if outcome == "blocked" and self._is_due("warn", WARN_INTERVAL_S):
+        now = self.leases.clock.monotonic()
+        if outcome == "blocked" and now >= self._next_warning_at:
+            self._next_warning_at = now + WARN_INTERVAL_S
             sessions = await storage_report.long_transactions(self.queue.database)
             log.warning(
                 "queue_ring_full", outcome=outcome, sessions=[msgspec.structs.asdict(each) for each in sessions]
             )
         return outcome
-
-    async def _measure(self, _lease: Lease) -> None:
-        await queue_metrics.collect_metrics(self.queue)
-
-    def _is_due(self, what: str, every_s: float) -> bool:
-        now = self.leases.clock.monotonic()
-        if now < self._due[what]:
-            return False
-        self._due[what] = now + every_s
-        return True
 
     @asynccontextmanager
     async def _fenced_transaction(self, lease: Lease) -> AsyncIterator[Transaction]:

@@ -132,7 +132,7 @@ async def test_failed_maintenance_is_restarted_by_its_supervisor(queue, database
     async with asyncio.TaskGroup() as tasks:
         service.start(tasks)
         await service.wait_for(ServiceState.RESTARTING)
-        await until(lambda: maintenance._leadership.is_leader, what="another term")
+        await until(lambda: maintenance.leadership.is_leader, what="another term")
         await service.stop(5.0)
     assert "a defect" in repr(service.error)
 

@@ -8,7 +8,7 @@ there are no row-by-row deletes and no work for vacuum. Invariants:
   until a query finds none. None can be added after that, since a row is written on the day it ends;
 - caps leave the accounts after their job has ended and nothing of it is booked or counted; a retry finds them with the
   job. Redis is updated after the commit; if we die in between, the next full copy of the limits does it;
-- locks are held briefly: a lock not acquired within `LOCK_TIMEOUT_MS` is given up until the next round.
+- locks are held briefly: a lock not acquired within `LOCK_TIMEOUT_MS` is given up and the step retried.
 
 Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. After
 a crash between two steps the next leader does the rest; repeating a step changes nothing. PostgreSQL's clock decides.
@@ -17,9 +17,10 @@ a crash between two steps the next leader does the rest; repeating a step change
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import structlog
@@ -28,15 +29,14 @@ from rota.accounting.service import AccountingService
 from rota.engine.dispatch import metrics as waiting
 from rota.infra import failpoints
 from rota.infra.blob_store import BlobPointer, BlobStore
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
+from rota.infra.lease.leader_loop import RETRIED_ERRORS
 from rota.infra.postgres import Database, Query, Transaction, query
-from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, SetupFailed
 from rota.model.ids import ShowId
 from rota.model.settings.lifecycle import RetentionSettings
 from rota.policy.approvals import FORGET as FORGET_APPROVALS
-from rota.queue.maintenance import BUSY_ERRORS
 
 MISSING_DAYS = query(__package__, "upkeep_missing")
 EXPIRED_DAYS = query(__package__, "upkeep_days")
@@ -58,8 +58,6 @@ log = structlog.get_logger(__name__)
 LEASE: Final = "rota:engine:upkeep"
 TABLES: Final = ("job_done", "frame_end", "frame_log")
 INTERVAL_S: Final = 60.0
-RETRY_INTERVAL_S: Final = 2.0
-"""Until the next round after a lock timeout."""
 STORE_INTERVAL_S: Final = 3600.0
 CAPS_INTERVAL_S: Final = 300.0
 LIVE_STATES: Final = ("PENDING", "APPROVAL_REQUIRED", "SCHEDULED", "DISPATCHED", "RUNNING")
@@ -82,9 +80,7 @@ FRAME_ENDS_CARRIED = metrics.counter(
 )
 
 
-class RetentionMaintenance:
-    """Runs in every replica; one of them leads."""
-
+class RetentionMaintenance(LeaderLoop):
     def __init__(
         self,
         database: Database,
@@ -94,58 +90,34 @@ class RetentionMaintenance:
         store: BlobStore | None = None,
         accounting: AccountingService | None = None,
     ) -> None:
+        super().__init__(leases, LEASE, kind="upkeep", retried=(*RETRIED_ERRORS, SetupFailed))
         self.database = database
-        self.leases = leases
         self.retention = retention or RetentionSettings()
         self._store = store
         self._accounting = accounting
-        self._due = {"store": 0.0, "caps": 0.0}
-        self._leadership = Leadership(leases, LEASE, self.lead, kind="upkeep")
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
-
-    async def lead(self, lease: Lease) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                done = await self._run_steps(lease)
-                await self.leases.clock.sleep(INTERVAL_S if done else RETRY_INTERVAL_S)
-        finally:
-            # A former leader must not export these: values of two replicas would be added up.
-            JOBS.clear()
-            OLDEST_JOB.clear()
-
-    async def _run_steps(self, lease: Lease) -> bool:
-        """Run every step, even after one fails; False when one must be repeated soon."""
-        steps: tuple[Callable[[Lease], Awaitable[object]], ...] = (
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        always = (
             *(self.make_days, self.drop_days, self.forget_keys, self.forget_outputs, self.forget_approvals),
             *(self.forget_workers, self.prune_leases, self.measure),
         )
-        done = [await self._run_step(lease, step) for step in steps]
-        if self._store is not None and self._is_due("store", STORE_INTERVAL_S):
-            done.append(await self._run_step(lease, self.tidy_store))
-        if self._is_due("caps", CAPS_INTERVAL_S):
-            done.append(await self._run_step(lease, self.forget_caps))
-        return all(done)
+        steps = [LeaderStep(work.__name__, INTERVAL_S, partial(work, lease)) for work in always]
+        if self._store is not None:
+            steps.append(LeaderStep("tidy_store", STORE_INTERVAL_S, partial(self.tidy_store, lease)))
+        return [*steps, LeaderStep("forget_caps", CAPS_INTERVAL_S, partial(self.forget_caps, lease))]
 
-    def _is_due(self, what: str, every_s: float) -> bool:
-        now = self.leases.clock.monotonic()
-        if now < self._due[what]:
-            return False
-        self._due[what] = now + every_s
-        return True
+    def end_term(self) -> None:
+        # A former leader must not export these: values of two replicas would be added up.
+        JOBS.clear()
+        OLDEST_JOB.clear()
 
-    async def _run_step(self, lease: Lease, step: Callable[[Lease], Awaitable[object]]) -> bool:
-        try:
-            await step(lease)
-        except (*BUSY_ERRORS, SetupFailed) as error:
-            STEPS.labels(step.__name__, "busy").inc()
-            log.info("maintenance_busy", step=step.__name__, reason=str(error))
-            return False
-        STEPS.labels(step.__name__, "done").inc()
-        return True
+    def on_step_done(self, step: str, took_s: float) -> None:
+        del took_s
+        STEPS.labels(step, "done").inc()
+
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        STEPS.labels(step, "busy").inc()
+        log.info("maintenance_busy", step=step, reason=str(error))
 
     async def make_days(self, lease: Lease, *, now: datetime | None = None, batch: int = BATCH) -> int:
         """Create partitions for `DAYS_AHEAD` days, and for rows in a default partition; returns how many."""
