@@ -6,6 +6,7 @@ import pytest
 from rota.engine.completion import canceller
 from rota.engine.completion.finisher import DISPATCH_FAILED
 from rota.engine.completion.job_ends import finish_jobs
+from rota.engine.recovery.reconciler import EngineReconciler
 from rota.infra import failpoints
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.jobs.submission import Budget
@@ -41,13 +42,25 @@ def fails_once(monkeypatch, holder, name, error):
     return failed
 
 
+@pytest.fixture
+def frequent_checks(monkeypatch):
+    """For clusters that are started after it."""
+    monkeypatch.setattr("rota.engine.recovery.reconciler.UNREPORTED_AGE_S", 1.0)
+    monkeypatch.setattr("rota.engine.recovery.reconciler.ALLOCATION_CHECK_INTERVAL_S", 0.5)
+
+
+@pytest.fixture
+def failed_step(monkeypatch):
+    """One step of the first reconciler that is started after it."""
+    return fails_once(monkeypatch, EngineReconciler, "expire_silent_workers", ValueError("unforeseen"))
+
+
 AWAY = PostgresUnavailable("PostgreSQL was lost during a statement.", outcome="unknown")
 
 
 @pytest.mark.parametrize("step", ["_layer_executions", "_return_refused", "_publish"])
+@pytest.mark.usefixtures("frequent_checks")
 async def test_frames_of_a_dispatch_round_that_lost_postgres_are_returned(cluster, monkeypatch, step):
-    monkeypatch.setattr("rota.engine.recovery.reconciler.UNREPORTED_AGE_S", 1.0)
-    monkeypatch.setattr("rota.engine.recovery.reconciler.ALLOCATION_CHECK_INTERVAL_S", 0.5)
     failed = fails_once(monkeypatch, cluster.replica.engine.dispatcher.assigner, step, AWAY)
     await cluster.worker()
     job = await cluster.submit("note", frames=5)
@@ -88,9 +101,8 @@ async def test_parked_frames_unknown_to_any_dispatcher_are_resumed(cluster):
     assert await cluster.ended(job) == "SUCCEEDED"
 
 
-async def test_crashed_recovery_service_is_restarted(cluster, monkeypatch):
-    failed = fails_once(monkeypatch, cluster.replica.engine.recovery, "expire_silent_workers", ValueError("unforeseen"))
-    await until(lambda: failed, what="a failure")
+async def test_crashed_recovery_service_is_restarted(failed_step, cluster):
+    await until(lambda: failed_step, what="a failure")
     await cluster.worker()
     hanging("x")
     job = await cluster.submit("hang", "x", budget=Budget(deadline_ms=100))

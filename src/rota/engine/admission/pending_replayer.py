@@ -11,8 +11,7 @@ paused and resumes, has no effect.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -21,9 +20,8 @@ import structlog
 from rota.engine.admission.controller import BATCH_JOBS_MAX, AdmissionController, AdmissionOutcome
 from rota.engine.admission.decision import UNDECIDED_REASON
 from rota.engine.admission.transitions import approve
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres import Database, query
-from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.ids import JobId
 from rota.model.reasons import Reason
@@ -60,7 +58,7 @@ class JobApprovals(Protocol):
         ...
 
 
-class PendingReplayer:
+class PendingReplayer(LeaderLoop):
     def __init__(
         self,
         database: Database,
@@ -70,28 +68,18 @@ class PendingReplayer:
         *,
         approvals: JobApprovals | None = None,
     ) -> None:
+        super().__init__(leases, LEASE, kind="replayer", parallel=True)
         self.database = database
-        self.leases = leases
         self.controller = controller
         self.pace = pace or Pace()
         self.approvals = approvals
-        self._leadership = Leadership(leases, LEASE, self._lead, kind="replayer")
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
-
-    async def _lead(self, _lease: Lease) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run_every(self.pace.poll_interval, self.replay))
-            tasks.create_task(self._run_every(RETRY_INTERVAL_S, self.retry_deferred))
-            if self.approvals is not None:
-                tasks.create_task(self._run_every(EXPIRE_INTERVAL_S, self.approvals.expire))
-
-    async def _run_every(self, pause_s: float, work: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await work()
-            await self.leases.clock.sleep(pause_s)
+    def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
+        return [
+            LeaderStep("replay", self.pace.poll_interval, self.replay),
+            LeaderStep("retry_deferred", RETRY_INTERVAL_S, self.retry_deferred),
+            *([LeaderStep("expire", EXPIRE_INTERVAL_S, self.approvals.expire)] if self.approvals is not None else []),
+        ]
 
     async def replay(self) -> int:
         """Decide jobs that have been undecided for too long, oldest first; returns how many."""

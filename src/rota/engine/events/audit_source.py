@@ -12,9 +12,7 @@ The same leader reports servers that died (`rota.engine.events.server_presence`)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from itertools import count
 from typing import Final
 from uuid import UUID
 
@@ -23,12 +21,11 @@ import structlog
 from rota.engine.events.server_presence import ServerPresence
 from rota.engine.events.show_names import ShowNameCache
 from rota.infra.clock import SystemClock
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.nats import Bus, BusMessage, PublishOutcome
 from rota.infra.nats.topology import AUDIT_EVENTS_SUBJECT, EVENTS_STREAM
 from rota.infra.postgres import Database, Record, query
-from rota.infra.service import Lifecycle
-from rota.model.errors import InvalidInput, NatsUnavailable
+from rota.model.errors import InvalidInput
 from rota.model.events import AUDITED_FAMILIES, EventGroup, EventMessage, join_ids
 from rota.model.protocol import decode, encode
 
@@ -38,34 +35,32 @@ LAST_ENTRY = query(__package__, "events_audit_last")
 log = structlog.get_logger(__name__)
 LEASE: Final = "rota:events:audit"
 POLL_INTERVAL_S: Final = 1.0
-POLLS_PER_SERVER_CHECK: Final = 5
+SERVER_CHECK_INTERVAL_S: Final = 5.0
 BATCH: Final = 500
 
 
-class AuditEventPublisher:
+class AuditEventPublisher(LeaderLoop):
     def __init__(self, database: Database, bus: Bus, leases: Leases, servers: ServerPresence) -> None:
+        super().__init__(leases, LEASE, kind="events")
         self.database = database
         self.bus = bus
         self.servers = servers
         self._shows = ShowNameCache(database, SystemClock())
-        self._leadership = Leadership(leases, LEASE, self._lead, kind="events")
+        self._published: int | None = None
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
+    def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
+        self._published = None
+        return [
+            LeaderStep("publish", POLL_INTERVAL_S, self._publish_new),
+            LeaderStep("report_lost_servers", SERVER_CHECK_INTERVAL_S, self.servers.report_lost_servers),
+        ]
 
-    async def _lead(self, _lease: Lease) -> None:
-        published: int | None = None
-        for iteration in count():
-            try:
-                published = await self.publish_after(
-                    published if published is not None else await self.last_published_seq()
-                )
-                if iteration % POLLS_PER_SERVER_CHECK == 0:
-                    await self.servers.report_lost_servers()
-            except NatsUnavailable as error:
-                log.info("audit_events_deferred", reason=error.sentence)
-            await asyncio.sleep(POLL_INTERVAL_S)
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        log.info("audit_events_deferred", step=step, reason=str(error))
+
+    async def _publish_new(self) -> None:
+        published = self._published if self._published is not None else await self.last_published_seq()
+        self._published = await self.publish_after(published)
 
     async def last_published_seq(self) -> int:
         """The last audit entry that the stream has."""

@@ -16,7 +16,6 @@ the booking, although every report that the worker had sent until then has been 
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,11 +34,10 @@ from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
 from rota.engine.completion.retry_decision import WORKER_LOST
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.lease import Leadership, Lease
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease
 from rota.infra.postgres import query
-from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import NatsUnavailable, Unavailable
+from rota.model.errors import Unavailable
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.jobs.work import Work
@@ -103,7 +101,7 @@ class HeartbeatSnapshot:
         return at >= 0 and token < self._held[at][0] + self._held[at][1]
 
 
-class EngineReconciler:
+class EngineReconciler(LeaderLoop):
     def __init__(
         self,
         backends: Backends,
@@ -114,9 +112,9 @@ class EngineReconciler:
         on_completion: Callable[[UUID, CompletionResult], None],
         limits: ReconcilerSettings,
     ) -> None:
+        super().__init__(backends.leases, LEASE, kind="reconciler")
         self.database = backends.database
         self.bus = backends.bus
-        self.leases = backends.leases
         self.registry = registry
         self.members = members
         self.finisher = finisher
@@ -128,40 +126,26 @@ class EngineReconciler:
         self._elected_at = 0.0
         self._lost: dict[UUID, float] = {}
         self._orphans_until = 0.0
-        self._due: dict[str, float] = {}
         self._skipped_until: dict[UUID, float] = {}
         self._draining: set[UUID] = set()
-        self._leadership = Leadership(self.leases, LEASE, self._lead, kind="reconciler")
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
-
-    async def _lead(self, lease: Lease) -> None:
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
         self._elected_at = self._clock.monotonic()
         self._orphans_until = self._elected_at + 2 * ALLOCATION_CHECK_INTERVAL_S
-        self._due.clear()
         self._draining = {worker.id for worker in self.registry.workers.values() if worker.draining}
-        while True:
-            await self.reconcile_once(lease)
-            await asyncio.sleep(TICK_INTERVAL_S)
+        return [
+            LeaderStep("report_draining", TICK_INTERVAL_S, self._report_draining),
+            LeaderStep("expire_silent_workers", TICK_INTERVAL_S, partial(self.expire_silent_workers, lease)),
+            LeaderStep("requeue_recent_orphans", TICK_INTERVAL_S, self._requeue_recent_orphans),
+            LeaderStep("broadcast_liveness", BROADCAST_INTERVAL_S, self._broadcast_liveness),
+            LeaderStep("reconcile_allocations", ALLOCATION_CHECK_INTERVAL_S, self.reconcile_allocations),
+            LeaderStep("requeue_orphans", ALLOCATION_CHECK_INTERVAL_S, self.requeue_orphans),
+            LeaderStep("release_missed_dependents", ALLOCATION_CHECK_INTERVAL_S, self.release_missed_dependents),
+            LeaderStep("end_overdue", TICK_INTERVAL_S, self.end_overdue),
+        ]
 
-    async def reconcile_once(self, lease: Lease) -> None:
-        """One pass. The next pass repeats steps that failed because NATS was unavailable."""
-        try:
-            self._report_draining()
-            await self.expire_silent_workers(lease)
-            if self._clock.monotonic() < self._orphans_until:
-                await self.requeue_orphans()
-            if self._is_due("tell", BROADCAST_INTERVAL_S):
-                await self._broadcast_liveness()
-            if self._is_due("sweep", ALLOCATION_CHECK_INTERVAL_S):
-                await self.reconcile_allocations()
-                await self.requeue_orphans()
-                await self.release_missed_dependents()
-            await self.end_overdue()
-        except NatsUnavailable as error:
-            log.info("reconcile_deferred", reason=error.sentence)
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        log.info("reconcile_deferred", step=step, reason=str(error))
 
     async def expire_silent_workers(self, lease: Lease) -> list[UUID]:
         """Declare workers lost whose heartbeats stopped; returns them."""
@@ -188,7 +172,7 @@ class EngineReconciler:
             return False
         return self._clock.monotonic() - max(since, self._elected_at) > HEARTBEAT_TIMEOUT_S + 2 * TICK_INTERVAL_S
 
-    def _report_draining(self) -> None:
+    async def _report_draining(self) -> None:
         draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
         for worker in draining.values():
             if worker.id not in self._draining:
@@ -208,6 +192,11 @@ class EngineReconciler:
             self._lost[worker] = self._clock.monotonic()
             LOST_WORKERS.inc()
             log.warning("worker_lost", worker=name, silent_s=HEARTBEAT_TIMEOUT_S)
+
+    async def _requeue_recent_orphans(self) -> None:
+        """Shortly after an election or the loss of a worker, look for orphans at every tick."""
+        if self._clock.monotonic() < self._orphans_until:
+            await self.requeue_orphans()
 
     async def requeue_orphans(self) -> int:
         """End the procs of ended workers, so that their frames are queued again. Returns the number of frames."""
@@ -330,13 +319,6 @@ class EngineReconciler:
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
         liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])
         await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))
-
-    def _is_due(self, what: str, every_s: float) -> bool:
-        now = self._clock.monotonic()
-        if now < self._due.get(what, 0.0):
-            return False
-        self._due[what] = now + every_s
-        return True
 
 
 def _batches(tokens: Sequence[int]) -> list[Sequence[int]]:
