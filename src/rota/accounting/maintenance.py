@@ -3,7 +3,7 @@
 - *look*, every second, or when a booking found an unseeded show: seeds managed shows that Redis lacks; where the fence
   in Redis lags, syncs all limits;
 - *recompute*, `accounting.recompute_interval_seconds`: compares tokens with rows and counters with tokens; rewrites the
-  five tables of managed shows from `SUM(proc)`; a separate loop at the same interval prunes obsolete tombstones. Runs
+  five tables of managed shows from `SUM(proc)`; a separate step at the same interval prunes obsolete tombstones. Runs
   immediately after a seeding, since rows may have been deleted while they were counted, and after an election, since
   the previous leader may have died between the COMMIT of a release in PostgreSQL and its release in Redis;
 - *limits*, `accounting.limit_reseed_interval_seconds`: syncs all limits to Redis; drops shows that are no longer
@@ -13,15 +13,14 @@
 - *recalculate*, `accounting.recalculate_subs_interval`: rewrites the five tables of unmanaged shows from `SUM(proc)`.
 
 A lease elects the leader. Two concurrent leaders break nothing: every step checks the marker or fence it belongs to. An
-unavailable server ends a round, not the loop; the next round starts from the current state.
+unavailable server fails a step, not the loop; the next try starts from the current state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -32,8 +31,7 @@ from rota.accounting.live import reader as live_reader
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.service import DELETED_SHOW_FENCE, AccountingService
-from rota.infra.asyncio_cancel import cancellable
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.redis.keys import ACCT_SHOW
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
@@ -61,8 +59,8 @@ TOMBSTONES_MAX: Final = 100_000
 PRUNES_PER_ROUND: Final = 100
 
 
-class AccountingMaintenance:
-    """A service for every replica; only the elected leader runs the loops."""
+class AccountingMaintenance(LeaderLoop):
+    """A service for every replica; only the elected leader runs the steps."""
 
     def __init__(
         self,
@@ -73,13 +71,13 @@ class AccountingMaintenance:
         grace_s: float = 10.0,
         rest: float = 4.0,
     ) -> None:
+        super().__init__(leases, "accounting", kind="accounting", parallel=True)
         self.accounting = accounting
         self.settings = settings
         self.grace_s = grace_s
         self.rest = rest
-        self.leadership = Leadership(leases, "accounting", self._lead, kind="accounting")
-        self._reconcile_due = asyncio.Event()
-        """A reconciliation is due: a show was seeded or this replica was elected since the last one."""
+        self._seeded = asyncio.Event()
+        """A show was seeded since the last reconciliation."""
 
     async def run(self, life: Lifecycle) -> None:
         """Ready once every managed show is seeded, by this replica or another."""
@@ -114,29 +112,28 @@ class AccountingMaintenance:
         UNSEEDED.set(len(lag))
         return lag
 
-    async def _lead(self, lease: Lease) -> None:
-        del lease
-        settings = self.settings
-        self._reconcile_due.set()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_run_every(settings.recalculate_subs_interval, "recalculate", self.recalculate))
-            tasks.create_task(_run_every(settings.recompute_interval_seconds, "graves", self.prune_tombstones))
-            if self.accounting.live:
-                tasks.create_task(self._seed_loop())
-                tasks.create_task(
-                    _run_every(
-                        settings.recompute_interval_seconds, "recompute", self.recompute, soon=self._reconcile_due
-                    )
-                )
-                tasks.create_task(_run_every(settings.limit_reseed_interval_seconds, "limits", self.reseed_limits))
+    def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
+        settings, unseeded = self.settings, self.accounting.unseeded
+        recompute_s, limits_s = settings.recompute_interval_seconds, settings.limit_reseed_interval_seconds
+        # Without `at_once`: the previous leader has just run these.
+        steps = [
+            LeaderStep("recalculate", settings.recalculate_subs_interval, self.recalculate, at_once=False),
+            LeaderStep("graves", recompute_s, self.prune_tombstones, at_once=False),
+        ]
+        if self.accounting.live:
+            steps += [
+                LeaderStep("look", POLL_INTERVAL_S, self.seed_lagging_shows, wake=unseeded),
+                LeaderStep("recompute", recompute_s, self.recompute, wake=self._seeded),
+                LeaderStep("limits", limits_s, self.reseed_limits, at_once=False),
+            ]
+        return steps
 
-    async def _seed_loop(self) -> None:
-        while True:
-            self.accounting.unseeded.clear()
-            await _run_round("look", self.seed_lagging_shows)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_INTERVAL_S):
-                    await self.accounting.unseeded.wait()
+    def on_step_done(self, step: str, took_s: float) -> None:
+        ROUND_SECONDS.labels(step).observe(took_s)
+        LAST_SUCCESS.labels(step).set_to_current_time()
+
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        log.warning("accounting_round_failed", loop=step, why=str(error))
 
     async def seed_lagging_shows(self) -> None:
         """Seed shows that Redis lacks and sync limits where the fence lags.
@@ -149,7 +146,7 @@ class AccountingMaintenance:
             if (missing or not await self.accounting.live.sync_limits(show)) and await seeding.seed(
                 self.accounting.live, show
             ):
-                self._reconcile_due.set()
+                self._seeded.set()
 
     async def _exceeds_postgres_fence(self, show: ShowId, fence: int) -> bool:
         """Whether a fence from Redis is above that of PostgreSQL, read after it: then PostgreSQL did not issue it."""
@@ -213,37 +210,3 @@ class AccountingMaintenance:
             log.warning(
                 "quota_tables_repaired", show=str(show), **{str(level): number for level, number in levels.items()}
             )
-
-
-async def _run_every(
-    interval_s: float, loop: str, work: Callable[[], Awaitable[None]], soon: asyncio.Event | None = None
-) -> None:
-    """Run `work` every interval. The first round starts after one interval, since the previous leader has just done
-    one, or when `soon` is set. A round that was due soon and failed is retried shortly."""
-    soon = soon or asyncio.Event()
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(interval_s):
-                await soon.wait()
-        was_due = soon.is_set()
-        soon.clear()
-        if not await _run_round(loop, work) and was_due:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            soon.set()
-
-
-async def _run_round(loop: str, work: Callable[[], Awaitable[None]]) -> bool:
-    """Run `work` once; False when PostgreSQL or Redis was unavailable."""
-    began = time.monotonic()
-    failed = None
-    try:
-        with cancellable():  # a TaskGroup whose task fails while it is cancelled itself raises the failure alone
-            await work()
-    except* Unavailable as away:
-        failed = str(away.exceptions[0])
-    if failed:
-        log.warning("accounting_round_failed", loop=loop, why=failed)
-        return False
-    ROUND_SECONDS.labels(loop).observe(time.monotonic() - began)
-    LAST_SUCCESS.labels(loop).set_to_current_time()
-    return True

@@ -8,11 +8,13 @@ from structlog.testing import capture_logs
 
 from rota.accounting import allocations, maintenance
 from rota.accounting.ledger import DeclineReason
-from rota.accounting.live import seeding
+from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.release_publisher import MISCONFIGURED
 from rota.accounting.service import AccountingService
+from rota.infra.lease import leader_loop
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, ServiceState
+from rota.model.backoff import Backoff
 from rota.model.errors import RedisUnavailable
 from rota.model.quota import Level
 from tests.contract.ledger_suite import outcome_of, sql
@@ -159,21 +161,22 @@ async def test_new_leader_repairs_a_release_lost_by_a_crashed_server(quota):
         await until(quota.agrees, within_s=5, what="a reconciliation by the new leader")
 
 
-async def test_failed_immediate_reconciliation_is_retried_shortly_after(monkeypatch):
-    monkeypatch.setattr(maintenance, "POLL_INTERVAL_S", 0.01)
-    tried, soon = [], asyncio.Event()
+async def test_failed_immediate_reconciliation_is_retried_shortly_after(quota, monkeypatch):
+    monkeypatch.setattr(leader_loop, "RETRY_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
+    real, tried = reconcile.reconcile_show, []
 
-    async def work():
+    async def reconcile_show(*args, **more):
         tried.append(len(tried))
         if len(tried) < 3:
             raise RedisUnavailable("gone", address="nowhere")
+        return await real(*args, **more)
 
-    soon.set()
-    rounds = asyncio.create_task(maintenance._run_every(NEVER_S, "recompute", work, soon))
-    await until(lambda: len(tried) == 3, what="a successful round")
-    assert not soon.is_set()
-    rounds.cancel()
-    await asyncio.wait([rounds])
+    monkeypatch.setattr(reconcile, "reconcile_show", reconcile_show)
+    await quota.book(range(4))
+    await quota.release([0, 1], by=quota.other_service())  # committed in PostgreSQL, never published to Redis
+    async with running(quota.maintenance(recompute_interval_seconds=NEVER_S)):
+        await until(quota.agrees, within_s=5, what="a successful reconciliation")
+    assert len(tried) == 3
 
 
 async def test_maintenance_without_redis_warns_sets_the_metric_and_serves_unmanaged_shows(quota):
@@ -232,24 +235,6 @@ async def test_maintenance_is_alive_and_not_ready_while_redis_is_down(database, 
         await service.wait_for(ServiceState.READY)
         assert (await quota.book([1])).booked == [1]
     await client.aclose()
-
-
-async def test_round_that_fails_while_being_cancelled_ends():
-    async def fail():
-        rounds.cancel()
-        raise RedisUnavailable("gone", address="nowhere")
-
-    async def work():
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(fail())
-
-    soon = asyncio.Event()
-    soon.set()
-    rounds = asyncio.create_task(maintenance._run_every(NEVER_S, "recompute", work, soon))
-    done, _ = await asyncio.wait([rounds], timeout=5)
-    rounds.cancel()
-    assert done == {rounds}
-    assert rounds.cancelled()
 
 
 async def test_too_many_tombstones_raise_the_fence_and_are_pruned(quota, monkeypatch):
