@@ -11,6 +11,7 @@ from rota.workflow.redis_mirror.reconciler import LEASE as POLLER
 from rota.workflow.redis_mirror.reconciler import MirrorReconciler
 from rota.workflow.redis_mirror.sagas import SagaMirror
 from rota.workflow.redis_mirror.timers import TimerMirror
+from tests.support.leader_steps import run_steps
 from tests.support.queue import sql
 from tests.support.workflows import WorkflowHarness
 
@@ -64,9 +65,9 @@ class RecoveryHarness(WorkflowHarness):
 
     async def repair(self):
         """One reconciler pass and the resulting advances; returns the number of repairs."""
-        repaired = await self.reconciler.run_once(await self.lead())
+        results = await run_steps(self.reconciler, await self.lead())
         await self.advance()
-        return repaired
+        return sum(results.get(name, 0) for name in ("repair_runs", "repair_sagas"))
 
     async def prune(self, batch=2):
         return await self.reconciler.pruner.prune_by_kind(await self.lead(), batch=batch)
@@ -75,6 +76,6 @@ class RecoveryHarness(WorkflowHarness):
         """The periodic steps of a replica's services."""
         yield self.advance
         yield self.mirror.flush
-        yield lambda: self.poller._run_step(self.poller.fill, POLLING)
-        yield lambda: self.poller._run_step(self.poller.clean, POLLING)
+        yield lambda: run_steps(self.poller, POLLING, "fill")
+        yield lambda: run_steps(self.poller, POLLING, "clean")
         yield self.repair

@@ -217,7 +217,7 @@ async def test_compensation_continues_without_redis(database, redis, redis_url, 
         found = await harness.queries.saga((await harness.queries.get(run)).show_id, str(run))
         assert (found.state, [entry.step for entry in found.entries]) == ("rolled_back", ["car", "hotel", "flight"])
         assert (await harness.states(run))[""] == "FAILED"
-    await RecoveryHarness(database, redis).poller.clean(None)
+    await RecoveryHarness(database, redis).poller.clean()
     assert await redis.keys("saga:*") == []
 
 
@@ -240,7 +240,7 @@ async def test_long_outage_with_flushed_redis_fires_each_timer_once(harness):
     await harness.pass_time(40 * 86_400)
     await harness.poller.fill(await harness.lead())
     assert await harness.shown() == {f"{run}:wait:1" for run in runs}, "an overdue timer is mirrored until it has fired"
-    await harness.poller.clean(await harness.lead())
+    await harness.poller.clean()
     assert len(await harness.shown()) == 3
     await run_services(harness)
     assert await harness.shown() == set()

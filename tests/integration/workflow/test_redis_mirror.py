@@ -12,6 +12,7 @@ from rota.workflow.redis_mirror import publisher as redis_mirror_publisher
 from rota.workflow.sagas import ACTIVE_SAGAS
 from tests.integration.workflow.test_sagas import THREE, undo
 from tests.support.jobs import a_show, task
+from tests.support.leader_steps import run_steps
 from tests.support.queue import sql
 from tests.support.workflow_recovery import POLLING, TIMERS, RecoveryHarness
 from tests.support.workflows import end_job
@@ -86,7 +87,7 @@ async def test_clean_removes_only_entries_without_a_timer(harness):
     await harness.redis.zadd(TIMERS, stale_entries)
     await harness.redis.rpush("saga:00000000-0000-0000-0000-000000000000:stack", "{}")
     await harness.redis.rpush("saga:film/none%20such:stack", "{}")
-    await harness.poller.clean(POLLING)
+    await harness.poller.clean()
     assert await harness.shown() == {f"{run}:a:1", f"{run}:b:1"}
     assert await harness.redis.keys("saga:*") == []
     assert await harness.advance() == 1
@@ -167,7 +168,7 @@ async def test_same_workflow_id_in_two_shows_is_two_sagas(harness):
     assert sorted(await harness.redis.keys("saga:*")) == [
         *(b"saga:film/order%20%7B17%7D:stack", b"saga:other/order%20%7B17%7D:stack")
     ]
-    await harness.poller.clean(POLLING)
+    await harness.poller.clean()
     assert len(await harness.redis.keys("saga:*")) == 2
 
 
@@ -190,7 +191,7 @@ async def test_redis_outage_drops_mirror_updates_and_runs_continue(database):
         harness = RecoveryHarness(database, unreachable)
         await harness.start(delay())
         assert not await harness.mirror.flush()
-        await harness.poller._run_step(harness.poller.fill, POLLING)
+        assert await run_steps(harness.poller, POLLING, "fill") == {}
         await harness.pass_time(3600)
         assert await harness.advance() == 1
 
@@ -203,8 +204,7 @@ async def test_mirror_keys_of_the_wrong_type_are_harmless(harness):
     await harness.advance()
     assert not await harness.mirror.flush()
     assert await harness.mirror.flush(), "a failed update is not kept"
-    for step in (harness.poller.fill, harness.poller.clean):
-        await harness.poller._run_step(step, POLLING)
+    assert await run_steps(harness.poller, POLLING) == {}
     assert await harness.redis.get(TIMERS) == b"mine"
 
 

@@ -6,16 +6,17 @@ it, so a leader that was paused beyond its lease writes nothing. The next pass d
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres.failures import FAILURES
-from rota.infra.service import Lifecycle
+from rota.infra.service.supervisor import error_kind
 from rota.infra.telemetry import metrics
-from rota.model.errors import LeaseLost, PostgresUnavailable, RotaError, StaleFence
+from rota.model.errors import RotaError
 from rota.model.settings.lifecycle import RetentionSettings
 from rota.workflow.executor import RunExecutor
 from rota.workflow.recovery.retention import WorkflowPruner
@@ -26,42 +27,23 @@ log = structlog.get_logger(__name__)
 STEP_FAILURES = metrics.counter("rota_workflow_net_failures", "Reconciler steps that failed.", labels=("reason",))
 
 
-class WorkflowReconciler:
+class WorkflowReconciler(LeaderLoop):
     def __init__(self, leases: Leases, advancer: RunExecutor, retention: RetentionSettings | None = None) -> None:
+        self._every_s = advancer.workflow.poll_interval
+        super().__init__(
+            leases, LEASE, kind="workflow_reconciler", ttl_s=2 * self._every_s, retried=(RotaError, *FAILURES)
+        )
         self.repair = StuckRunRepair(leases, advancer)
         self.pruner = WorkflowPruner(advancer.database, leases, retention)
-        self._every_s = advancer.workflow.poll_interval
-        self._clock = leases.clock
-        self._leadership = Leadership(
-            leases, LEASE, self.lead, kind="workflow_reconciler", ttl_s=2 * advancer.workflow.poll_interval
-        )
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        return [
+            LeaderStep("repair_runs", self._every_s, partial(self.repair.repair_runs, lease)),
+            LeaderStep("repair_sagas", self._every_s, partial(self.repair.repair_sagas, lease)),
+            LeaderStep("prune", self._every_s, partial(self.pruner.prune, lease)),
+        ]
 
-    async def lead(self, lease: Lease) -> None:
-        """Runs until cancelled."""
-        while True:
-            await self.run_once(lease)
-            await self._clock.sleep(self._every_s)
-
-    async def run_once(self, lease: Lease) -> int:
-        """One pass; returns the number of runs and sagas repaired."""
-        repaired = await self._run_step(self.repair.repair_runs, lease) + await self._run_step(
-            self.repair.repair_sagas, lease
-        )
-        await self._run_step(self.pruner.prune, lease)
-        return repaired
-
-    async def _run_step(self, step: Callable[[Lease], Awaitable[int]], lease: Lease) -> int:
-        """A failed step does not stop the others; the next pass repeats it."""
-        try:
-            return await step(lease)
-        except (PostgresUnavailable, LeaseLost, StaleFence):
-            raise
-        except (RotaError, OSError, *FAILURES) as error:
-            reason = error.code if isinstance(error, RotaError) else type(error).__name__
-            STEP_FAILURES.labels(reason).inc()
-            log.warning("workflow_reconcile_failed", reason=reason, because=str(error)[:200])
-            return 0
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        reason = error_kind(error)
+        STEP_FAILURES.labels(reason).inc()
+        log.warning("workflow_reconcile_failed", step=step, reason=reason, because=str(error)[:200])

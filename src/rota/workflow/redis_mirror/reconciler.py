@@ -9,7 +9,8 @@ next pass repairs it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -17,12 +18,12 @@ import structlog
 from redis.exceptions import RedisError
 
 from rota.infra import failpoints
-from rota.infra.lease import Leadership, Lease, Leases
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres.failures import FAILURES
 from rota.infra.redis import RedisKeys, translate_errors
-from rota.infra.service import Lifecycle
+from rota.infra.service.supervisor import error_kind
 from rota.infra.telemetry import metrics
-from rota.model.errors import LeaseLost, PostgresUnavailable, RotaError, StaleFence
+from rota.model.errors import RotaError
 from rota.model.settings.lifecycle import DelayTimersSettings
 from rota.workflow.redis_mirror.sagas import SagaMirror
 from rota.workflow.redis_mirror.timers import START_CURSOR, TimerMirror
@@ -41,7 +42,7 @@ REMOVED = metrics.counter(
 PASS_FAILURES = metrics.counter("rota_workflow_poll_failures", "Passes of the poller that failed.", labels=("reason",))
 
 
-class MirrorReconciler:
+class MirrorReconciler(LeaderLoop):
     def __init__(
         self,
         leases: Leases,
@@ -51,32 +52,35 @@ class MirrorReconciler:
         settings: DelayTimersSettings | None = None,
         keys: RedisKeys | None = None,
     ) -> None:
+        self.settings = settings or DelayTimersSettings()
+        super().__init__(
+            leases,
+            LEASE,
+            kind="workflow_poller",
+            ttl_s=self.settings.lock_ttl,
+            # Redis errors too, such as a key of another type: the mirror is not needed for anything.
+            retried=(RotaError, RedisError, *FAILURES),
+        )
         self.timers = timers
         self.mirror = mirror
         self.sagas = sagas
-        self.settings = settings or DelayTimersSettings()
-        self._clock = leases.clock
         self._key = (keys or RedisKeys()).workflow_poller()
-        self._leadership = Leadership(leases, LEASE, self.lead, kind="workflow_poller", ttl_s=self.settings.lock_ttl)
         self._timer = START_CURSOR
         self._saga = 0
 
-    async def run(self, life: Lifecycle) -> None:
-        life.ready()
-        await self._leadership.serve(life)
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        return [
+            LeaderStep("fill", self.settings.poll_interval, partial(self.fill, lease)),
+            LeaderStep("clean", self.settings.cleanup_interval, self.clean, at_once=False),
+        ]
 
-    async def lead(self, lease: Lease) -> None:
-        """Runs until cancelled."""
-        clean_at = self._clock.monotonic() + self.settings.cleanup_interval
-        try:
-            while True:
-                await self._run_step(self.fill, lease)
-                if self._clock.monotonic() >= clean_at:
-                    await self._run_step(self.clean, lease)
-                    clean_at = self._clock.monotonic() + self.settings.cleanup_interval
-                await self._clock.sleep(self.settings.poll_interval)
-        finally:
-            self.sagas.set_active_gauge(0)
+    def end_term(self) -> None:
+        self.sagas.set_active_gauge(0)
+
+    def on_step_failed(self, step: str, error: Exception) -> None:
+        reason = error_kind(error)
+        PASS_FAILURES.labels(reason).inc()
+        log.warning("redis_mirror_reconcile_failed", step=step, reason=reason)
 
     async def fill(self, lease: Lease) -> None:
         """Add missing entries."""
@@ -89,7 +93,7 @@ class MirrorReconciler:
         await self.mirror.publish_rolling_back()
         await self._write_leader_key(lease)
 
-    async def clean(self, _lease: Lease) -> None:
+    async def clean(self) -> None:
         """Remove obsolete entries."""
         for view, each in (("timers", self.timers.clean), ("sagas", self.mirror.clean)):
             cursor = 0
@@ -121,14 +125,3 @@ class MirrorReconciler:
             self._saga = await self.mirror.fill(self._saga)
             if self._saga == 0:
                 return
-
-    async def _run_step(self, step: Callable[[Lease], Awaitable[None]], lease: Lease) -> None:
-        """Redis errors, such as a key of another type, are logged only: the mirror is not needed for anything."""
-        try:
-            await step(lease)
-        except (PostgresUnavailable, LeaseLost, StaleFence):
-            raise
-        except (RotaError, RedisError, OSError, *FAILURES) as error:
-            reason = error.code if isinstance(error, RotaError) else type(error).__name__
-            PASS_FAILURES.labels(reason).inc()
-            log.warning("redis_mirror_reconcile_failed", step=getattr(step, "__name__", "step"), reason=reason)
