@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -36,7 +37,7 @@ from rota.agents.run_claims import RunClaimer
 from rota.agents.run_starter import RunStarter
 from rota.agents.running import ActiveRun, ActiveRuns
 from rota.infra import failpoints
-from rota.infra.lease import Leadership, Lease
+from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres import Database
 from rota.infra.redis import RedisKeys, RedisServerTime, translate_errors
 from rota.infra.service import Lifecycle
@@ -46,6 +47,7 @@ from rota.model.errors import LeaseLost
 from rota.model.failure_classes import ClassifyHook
 from rota.model.schedules import IntervalSchedule
 from rota.model.settings import Settings
+from rota.model.settings.agents import AgentReconcileSettings, OrphanCleanupSettings, ZombieCleanupSettings
 
 log = structlog.get_logger(__name__)
 
@@ -125,8 +127,7 @@ class AgentScheduler:
         self.acquisition = Acquisition(
             self.registry, self.permits, self.index_of, claimer, options.batch_operations, self.clock
         )
-        self._orphan_sweep: PeriodicTask | None = None
-        """The one of the leader: None until this member becomes it."""
+        self.orphan_cleanup = OrphanCleanup(self.leases, options.orphan_cleanup, self._sweep_orphans_as_leader)
         self.cycles = 0
         self._keys = RedisKeys(options.keys.prefix, options.keys.hash_tag)
         self._indexes: dict[str, AgentIndex] = {}
@@ -164,15 +165,14 @@ class AgentScheduler:
                 each.start(tasks)
             helpers = [tasks.create_task(self._flush_completions(lease)), tasks.create_task(self._listen_for_changes())]
             if self.options.orphan_cleanup.enabled and not self.options.orphan_cleanup.force_all_pods:
-                helpers.append(tasks.create_task(self._leadership().run()))
+                helpers.append(tasks.create_task(self.orphan_cleanup.leadership.run()))
             try:
                 life.ready()
                 log.info("agents_started", type=self.options.type, agents=len(self.registry.agents), member=lease.name)
                 await self._cycle_loop(life, lease)
             finally:
                 await self._shut_down(lease, STOP_TIMEOUT_S if life.draining else LEASE_LOST_STOP_TIMEOUT_S)
-            orphan_sweeps = [self._orphan_sweep] if self._orphan_sweep is not None else []
-            await asyncio.gather(*(each.stop() for each in periodic), *(each.wait_idle() for each in orphan_sweeps))
+            await asyncio.gather(*(each.stop() for each in periodic), self.orphan_cleanup.task.wait_idle())
             for helper in helpers:
                 helper.cancel()
 
@@ -188,42 +188,16 @@ class AgentScheduler:
                 await self._sample_overlaps()
 
         periodic = [
-            PeriodicTask(
-                "reconcile",
-                options.refresh_period_seconds,
-                refresh,
-                budget_ms=reconcile.run_budget_ms,
-                patience_s=reconcile.executor_shutdown_await_ms / 1000,
-                force_s=reconcile.executor_shutdown_force_await_ms / 1000,
-            ),
+            _limited_task("reconcile", options.refresh_period_seconds, refresh, reconcile),
             PeriodicTask("heirs", TAKEOVER_INTERVAL_S, lambda: self._take_over(lease)),
             PeriodicTask("quarantine", 1.0, self._quarantine_stuck),
         ]
         if zombies.enabled:
-            periodic.append(
-                PeriodicTask(
-                    "zombie",
-                    zombies.interval_ms / 1000,
-                    self._sweep_zombies,
-                    budget_ms=zombies.run_budget_ms,
-                    patience_s=zombies.executor_shutdown_await_ms / 1000,
-                    force_s=zombies.executor_shutdown_force_await_ms / 1000,
-                )
-            )
+            periodic.append(_limited_task("zombie", zombies.interval_ms / 1000, self._sweep_zombies, zombies))
         if orphans.enabled and orphans.force_all_pods:
-            periodic.append(self._orphan_sweep_task(lambda: self._sweep_orphans(lease, self.registry.owns)))
+            sweep = partial(self._sweep_orphans, lease, self.registry.owns)
+            periodic.append(_limited_task("orphan", orphans.interval_ms / 1000, sweep, orphans))
         return periodic
-
-    def _orphan_sweep_task(self, work: Callable[[], Awaitable[None]]) -> PeriodicTask:
-        options = self.options.orphan_cleanup
-        return PeriodicTask(
-            "orphan",
-            options.interval_ms / 1000,
-            work,
-            budget_ms=options.run_budget_ms,
-            patience_s=options.executor_shutdown_await_ms / 1000,
-            force_s=options.executor_shutdown_force_await_ms / 1000,
-        )
 
     async def _cycle_loop(self, life: Lifecycle, lease: Lease) -> None:
         draining = asyncio.create_task(life.until_draining(), name="agents.draining")
@@ -325,25 +299,11 @@ class AgentScheduler:
     async def _sweep_orphans(self, lease: Lease, mine: Callable[[str], bool] = lambda _name: True) -> None:
         self.health.orphans += await self.orphans.sweep(lease, mine)
 
-    def _leadership(self) -> Leadership:
-        options = self.options.orphan_cleanup
-        return Leadership(
-            self.leases, CLEANUP_LEASE, self._lead, kind="agents_cleanup", ttl_s=options.leadership_ttl_ms / 1000
-        )
-
-    async def _lead(self, lease: Lease) -> None:
-        options = self.options.orphan_cleanup
+    async def _sweep_orphans_as_leader(self, lease: Lease) -> None:
         key = self._keys.agents_leader(self.options.keys.cleanup_leader_key)
-
-        async def sweep() -> None:
-            with translate_errors(self.redis):
-                await self.redis.set(key, self.leases.owner, px=options.leadership_ttl_ms)
-            await self._sweep_orphans(lease)
-
-        self._orphan_sweep = task = self._orphan_sweep_task(sweep)
-        while True:
-            await task.run_once()
-            await self.clock.sleep(options.interval_ms / 1000)
+        with translate_errors(self.redis):
+            await self.redis.set(key, self.leases.owner, px=self.options.orphan_cleanup.leadership_ttl_ms)
+        await self._sweep_orphans(lease)
 
     async def _shut_down(self, lease: Lease, timeout_s: float) -> None:
         """Stop bodies first, then record their ends. No body runs when this returns."""
@@ -361,6 +321,43 @@ class AgentScheduler:
                 await self.completer.flush_to_redis()
         except EXPECTED_ERRORS as error:
             report_failure("shutdown", error)
+
+
+class OrphanCleanup(LeaderLoop):
+    """Runs `sweep` on the member that leads. A pass that hangs is cancelled; one that fails is reported."""
+
+    def __init__(
+        self, leases: Leases, options: OrphanCleanupSettings, sweep: Callable[[Lease], Awaitable[None]]
+    ) -> None:
+        super().__init__(leases, CLEANUP_LEASE, kind="agents_cleanup", ttl_s=options.leadership_ttl_ms / 1000)
+        self._interval_s = options.interval_ms / 1000
+        self._sweep = sweep
+        self._lease: Lease | None = None
+        self.task = _limited_task("orphan", self._interval_s, self._sweep_as_leader, options)
+
+    def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        self._lease = lease
+        return [LeaderStep("orphan", self._interval_s, self.task.run_once)]
+
+    async def _sweep_as_leader(self) -> None:
+        assert self._lease is not None, "only the leader sweeps"
+        await self._sweep(self._lease)
+
+
+def _limited_task(
+    name: str,
+    period_s: float,
+    work: Callable[[], Awaitable[object]],
+    limits: OrphanCleanupSettings | ZombieCleanupSettings | AgentReconcileSettings,
+) -> PeriodicTask:
+    return PeriodicTask(
+        name,
+        period_s,
+        work,
+        budget_ms=limits.run_budget_ms,
+        patience_s=limits.executor_shutdown_await_ms / 1000,
+        force_s=limits.executor_shutdown_force_await_ms / 1000,
+    )
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:

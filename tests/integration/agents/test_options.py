@@ -292,8 +292,9 @@ async def test_stopping_leader_finishes_its_current_pass(database, redis, seen):
     resting = asyncio.Event()
     async with pod:
         await began.wait()
-        rest = pod.agents._orphan_sweep.wait_idle
-        pod.agents._orphan_sweep.wait_idle = lambda: (resting.set(), rest())[1]
+        task = pod.agents.orphan_cleanup.task
+        rest = task.wait_idle
+        task.wait_idle = lambda: (resting.set(), rest())[1]
         stopping = asyncio.create_task(pod.stop())
         await until(resting.is_set)
         go_on.set()
