@@ -1,6 +1,7 @@
 """Helpers of the lease tests."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 from rota.infra.postgres.sql import parse_query
 from rota.model.backoff import Backoff
@@ -39,6 +40,19 @@ async def write(leases, lease):
 
 def count(metric, kind="test"):
     return metric.labels(kind)._value.get()
+
+
+@asynccontextmanager
+async def leading(*candidates):
+    """Run each candidate in a task, cancelled at the end."""
+    tasks = [asyncio.create_task(each.run()) for each in candidates]
+    try:
+        async with asyncio.timeout(10):
+            yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def forever():

@@ -4,14 +4,13 @@ import asyncio
 from urllib.parse import urlsplit
 
 import pytest
-from structlog.testing import capture_logs
 
 from rota.infra.lease import Leadership, Leases
 from rota.infra.lease.lease_context import ATTEMPTS_MAX
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, StaleFence
-from tests.integration.infra.lease_support import EXPIRE, LONG_S, QUICK_BACKOFF, forever, sql, take, write
+from tests.integration.infra.lease_support import EXPIRE, LONG_S, QUICK_BACKOFF, forever, leading, sql, take, write
 from tests.support.waiting import until
 
 
@@ -34,17 +33,14 @@ async def test_one_of_two_candidates_leads_and_the_other_takes_over_when_it_stop
 
     one = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S)
     two = Leadership(others, "chair", lead, kind="test", ttl_s=LONG_S)
-    async with asyncio.timeout(10):
-        await one.start()
+    async with leading(one) as [task]:
         await one.elected.wait()
-        await two.start()
-        await until(lambda: leases.database.value(sql("SELECT wanted FROM rota.lease WHERE name = 'chair'")))
-        assert (one.is_leader, two.is_leader) == (True, False)
-        await one.stop()
-        await two.elected.wait()
-        assert (one.is_leader, two.is_leader) == (False, True)
-        await two.stop()
-        await two.stop()
+        async with leading(two):
+            await until(lambda: leases.database.value(sql("SELECT wanted FROM rota.lease WHERE name = 'chair'")))
+            assert (one.is_leader, two.is_leader) == (True, False)
+            task.cancel()
+            await two.elected.wait()
+            assert (one.is_leader, two.is_leader) == (False, True)
     assert terms == [1, 2]
 
 
@@ -58,15 +54,12 @@ async def test_leader_that_loses_its_lease_stops_and_campaigns_again(leases, dat
             ends.append(lease.fence)
 
     leader = Leadership(leases, "chair", lead, kind="test", ttl_s=0.6, pauses=QUICK_BACKOFF)
-    async with asyncio.timeout(10):
-        await leader.start()
+    async with leading(leader):
         for term in (1, 2):
             await leader.elected.wait()
             await database.run(EXPIRE, "chair")
-            await leader.deposed.wait()
-            assert ends[-1] == term
+            await until(lambda term=term: ends[-1:] == [term], what="the end of the term")
         await leader.elected.wait()
-        await leader.stop()
     assert not leader.is_leader
 
 
@@ -90,9 +83,8 @@ async def test_leader_that_lost_postgresql_campaigns_again(leases):
         await forever()
 
     leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF)
-    await leader.start()
-    await until(lambda: len(terms) == 2)
-    await leader.stop()
+    async with leading(leader):
+        await until(lambda: len(terms) == 2)
     assert terms == sorted(set(terms))
 
 
@@ -132,9 +124,8 @@ async def test_leader_whose_guarded_write_is_refused_campaigns_again(leases, dat
         await forever()
 
     leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S, pauses=QUICK_BACKOFF)
-    await leader.start()
-    await until(lambda: len(terms) == 2)
-    await leader.stop()
+    async with leading(leader):
+        await until(lambda: len(terms) == 2)
 
 
 @pytest.mark.new_connections
@@ -152,27 +143,13 @@ async def test_candidate_keeps_campaigning_while_the_database_is_read_only(datab
 
     monkeypatch.setattr(leases, "acquire", counted)
     leader = Leadership(leases, "chair", lambda _: forever(), kind="test", pauses=QUICK_BACKOFF)
-    await leader.start()
     try:
-        await until(lambda: len(acquire_calls) > 2 * ATTEMPTS_MAX, what="a third campaign")
-        await read_only.value(sql("SELECT set_config('default_transaction_read_only', 'off', false)"))
-        async with asyncio.timeout(5):
+        async with leading(leader):
+            await until(lambda: len(acquire_calls) > 2 * ATTEMPTS_MAX, what="a third campaign")
+            await read_only.value(sql("SELECT set_config('default_transaction_read_only', 'off', false)"))
             await leader.elected.wait()
     finally:
-        await leader.stop()
         await read_only.close()
-
-
-async def test_failed_leader_logs_immediately_and_raises_on_stop(leases):
-    async def lead(_):
-        raise LookupError("bug")
-
-    leader = Leadership(leases, "chair", lead, kind="test", ttl_s=LONG_S)
-    with capture_logs() as logged:
-        await leader.start()
-        await until(lambda: [line for line in logged if line["event"] == "leader_failed"])
-    with pytest.raises(LookupError):
-        await leader.stop()
 
 
 async def test_leader_service_releases_the_lease_on_drain(leases, others):

@@ -33,7 +33,7 @@ CAMPAIGN_BACKOFF = Backoff(first_s=1.0, longest_s=10.0)
 
 
 class Leadership:
-    """One candidate for one lease. `elected` and `deposed` are set alternately and can be awaited."""
+    """One candidate for one lease. `elected` is set while it leads."""
 
     def __init__(
         self,
@@ -51,29 +51,12 @@ class Leadership:
         self._kind = kind
         self._ttl_s = ttl_s
         self._pauses = pauses
-        self._task: asyncio.Task[None] | None = None
         self.elected = asyncio.Event()
-        self.deposed = asyncio.Event()
 
     @property
     def is_leader(self) -> bool:
         """Whether this replica believes to be the leader; only a guarded write is proof."""
         return self.elected.is_set()
-
-    async def start(self) -> None:
-        """`run` in its own task. A failure of `lead` is logged immediately and raised by `stop`."""
-        if self._task is None:
-            self._task = asyncio.create_task(self.run(), name=f"lead.{self._kind}")
-            self._task.add_done_callback(self._log_failure)
-
-    async def stop(self) -> None:
-        """Stop leading or campaigning and release the lease. Raises the failure of `lead`."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.result()
 
     async def serve(self, lifecycle: Lifecycle) -> None:
         """`run` until draining starts; the caller reports readiness.
@@ -107,7 +90,6 @@ class Leadership:
     async def _term(self) -> None:
         async with AsyncExitStack() as term:
             lease = await self._campaign(term)
-            self.deposed.clear()
             self.elected.set()
             log.info("leader_elected", lease=self._name, fence=lease.fence)
             try:
@@ -115,7 +97,6 @@ class Leadership:
                     await self._lead(lease)
             finally:
                 self.elected.clear()
-                self.deposed.set()
 
     async def _campaign(self, term: AsyncExitStack) -> Lease:
         """Wait for the lease, across server failures; it is held until `term` ends."""
@@ -143,7 +124,3 @@ class Leadership:
             case StaleFence():
                 stale = error.facts.get("leases")
                 return isinstance(stale, list) and self._name in stale
-
-    def _log_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("leader_failed", lease=self._name, error=type(error).__name__)
