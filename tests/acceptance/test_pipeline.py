@@ -17,9 +17,9 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from tests.chaos.pipeline.deployment import STUCK
 from tests.chaos.pipeline.deployment import Farm as ProcessFarm
 from tests.chaos.pipeline.history import violations
-from tests.support.events import NO_EVENTS
 from tests.support.harness.effort import effort
 from tests.support.harness.servers import options_for_tests
+from tests.support.jobs import NO_EVENTS
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until

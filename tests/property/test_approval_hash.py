@@ -11,8 +11,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.model.jobs.submission import Budget, Compensation, LayerSpec, Submission, canonical_bytes
 from rota.policy.approval_hash import job_hash
 from tests.property.test_policy_request_builder import JOBS
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show
+from tests.support.jobs import NO_EVENTS, a_show
 from tests.support.queue import sql
 
 CHANGES = st.sampled_from(

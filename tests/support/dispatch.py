@@ -28,8 +28,7 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from rota.model.protocol import Heartbeat
 from rota.placement import Pool, PoolSpec, Routes, WorkerRegistry
 from rota.queue import Queue
-from tests.support.events import NO_EVENTS, a_finisher
-from tests.support.jobs import EMPTY
+from tests.support.jobs import EMPTY, NO_EVENTS, a_finisher
 from tests.support.queue import sql
 
 CLEAR = [sql(text) for text in EMPTY.split("; ") if "session_replication_role" not in text and "rota.audit" not in text]

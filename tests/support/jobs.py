@@ -1,10 +1,17 @@
-"""Helpers for submission tests: a show, submissions, and counts of the rows they write."""
+"""Helpers for submission tests: a show, submissions, counts of the rows they write, and parts without events."""
 
 from rota.accounting.admin import QuotaAdmin
+from rota.accounting.service import AccountingService
+from rota.engine.completion.canceller import JobCanceller
+from rota.engine.completion.finisher import Finisher
+from rota.engine.completion.publisher import CompletionPublisher
+from rota.engine.events.sink import DiscardedEvents
 from rota.model.jobs.submission import LayerSpec, Submission
+from rota.queue import Queue
 from tests.support.queue import EMPTY as EMPTY_QUEUE
 from tests.support.queue import sql
 
+NO_EVENTS = DiscardedEvents()
 TABLES = (
     *(
         "scan",
@@ -56,3 +63,12 @@ async def left(database):
     """Counts of the rows that a submission writes, without zeros."""
     row = await database.row(LEFT)
     return {name: count for name, count in row.items() if count}
+
+
+def completions(database, accounting=None, events=NO_EVENTS):
+    return CompletionPublisher(database, accounting or AccountingService(database, None), events)
+
+
+def a_finisher(database, bus, accounting=None, **options):
+    publisher, queue = completions(database, accounting), Queue(database)
+    return Finisher(database, queue, publisher, JobCanceller(database, bus, queue, publisher), **options)

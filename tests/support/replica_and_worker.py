@@ -27,7 +27,7 @@ from rota.sdk import load_app
 from rota.worker.config import WorkerConfig
 from rota.worker.registration_info import RegistrationInfo
 from rota.worker.worker import Worker
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 from tests.support.queue import sql
 from tests.support.waiting import until
 

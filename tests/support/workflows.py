@@ -20,7 +20,7 @@ from rota.workflow.notifier import UnpublishedRuns
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.run_queries import RunQueries
 from rota.workflow.sagas import Sagas
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 from tests.support.queue import sql
 
 LAYER = sql("SELECT pk_layer, frames FROM rota.layer WHERE pk_job = $1::uuid")

@@ -17,8 +17,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStore, BlobStoreTarget
 from rota.model.jobs.submission import LayerSpec, RetrySpec, Submission
 from tests.support.commands import Terminal, rows
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until

@@ -21,7 +21,7 @@ from rota.model.job_states import JobState
 from rota.model.jobs.submission import LayerSpec, Submission
 from rota.placement.route_store import RouteStore
 from rota.queue import Queue
-from tests.support.events import NO_EVENTS, completions
+from tests.support.jobs import NO_EVENTS, completions
 
 
 class DeferredGate:

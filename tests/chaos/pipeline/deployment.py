@@ -45,8 +45,8 @@ from rota.server.access import ApiKeyStore
 from tests.chaos.pipeline import invariants, wal
 from tests.chaos.pipeline.history import COUNTED, Done, End, History, Layer, Run, Submit
 from tests.chaos.pipeline.poison_messages import Poisoner, text_of
-from tests.support.events import NO_EVENTS
 from tests.support.harness import processes
+from tests.support.jobs import NO_EVENTS
 from tests.support.queue import EXACT, FIELDS, SCAN, sql
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
 from rota.queue import Queue
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 
 
 async def days(database, moment):

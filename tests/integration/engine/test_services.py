@@ -21,7 +21,7 @@ from rota.model.quota import Level
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.integration.infra.nats_support import consumer_info, delete_stream
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 from tests.support.kernels import TABLE, Table
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm

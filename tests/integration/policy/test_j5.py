@@ -14,7 +14,7 @@ from rota.model.errors import BreakerOpen, Unavailable
 from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.policy.decision import PolicyDecision, PolicyEffect
 from rota.model.protocol import SUBMIT_SUBJECT
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 from tests.support.kernels import TABLE, decision
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, seen

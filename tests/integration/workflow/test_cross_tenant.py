@@ -5,8 +5,7 @@ import pytest
 from rota.engine.submission.submitter import Submitter
 from rota.model.jobs.submission import Compensation, LayerSpec, Submission
 from rota.model.workflows.spec import StepSpec
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show
+from tests.support.jobs import NO_EVENTS, a_show
 from tests.support.queue import sql
 from tests.support.workflows import WorkflowHarness, end_job
 

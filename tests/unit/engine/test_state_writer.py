@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 from rota.engine.dispatch.state_writer import DEBOUNCE_S, JobStateWriter
-from tests.support.events import NO_EVENTS
+from tests.support.jobs import NO_EVENTS
 
 
 class ManualClock:

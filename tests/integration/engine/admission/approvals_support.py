@@ -12,8 +12,7 @@ from rota.infra.failpoints import LostReply
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.approvals import Voter
-from tests.support.events import NO_EVENTS, completions
-from tests.support.jobs import task
+from tests.support.jobs import NO_EVENTS, completions, task
 from tests.support.kernels import Table
 from tests.support.queue import sql
 

@@ -12,8 +12,7 @@ from rota.engine.admission.precheck import AdmissionPrecheck
 from rota.engine.submission.submitter import Submitter
 from rota.infra.telemetry import logs
 from tests.integration.engine.admission.approvals_support import Desk, opened
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import task
+from tests.support.jobs import NO_EVENTS, task
 from tests.support.kernels import Table
 
 TTL_S = 1.5

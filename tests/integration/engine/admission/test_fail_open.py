@@ -9,8 +9,7 @@ from rota.engine.admission.decision import DeferAll
 from rota.engine.submission.submitter import Submitter
 from rota.infra.audit.query import newest_entries
 from rota.policy.decision_store import DecisionStore
-from tests.support.events import NO_EVENTS, completions
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, completions, task
 from tests.support.kernels import AWAY, OPEN, Hanging, Table
 from tests.support.queue import sql
 

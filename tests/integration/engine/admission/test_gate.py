@@ -18,8 +18,7 @@ from rota.model.job_states import JobState
 from rota.model.settings.lifecycle import ReplayerSettings as Pace
 from rota.policy.decision_store import DecisionStore
 from rota.queue import DeadLetterFilter, Queue, dead_letters
-from tests.support.events import NO_EVENTS, completions
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, completions, task
 from tests.support.kernels import AWAY, OPEN, TABLE, Hanging, Table
 from tests.support.queue import agreed, sql
 from tests.support.waiting import until

@@ -17,8 +17,7 @@ from rota.model.jobs.submission import Budget, LayerSpec, Submission
 from rota.model.policy.decision import DecisionOverride, PolicyEffect
 from rota.policy import enabled_flag
 from rota.policy.decision_store import DecisionStore
-from tests.support.events import NO_EVENTS, completions
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, completions, left, task
 from tests.support.kernels import AWAY, TABLE, Hanging, Table, decision
 from tests.support.queue import agreed, sql
 

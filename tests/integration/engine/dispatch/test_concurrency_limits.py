@@ -10,8 +10,7 @@ from rota.engine.dispatch.concurrency_limits import ADMIT_JOBS, ConcurrencyLimit
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import InvalidInput
 from rota.model.job_states import JobState
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
 from tests.support.waiting import until

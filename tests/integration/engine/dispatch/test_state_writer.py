@@ -5,8 +5,7 @@ import asyncio
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.submission.submitter import Submitter
 from rota.infra.clock import SystemClock
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.queue import sql
 
 STATES = sql("SELECT str_name, state FROM rota.job ORDER BY str_name")

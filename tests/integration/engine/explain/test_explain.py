@@ -17,8 +17,7 @@ from rota.model.jobs.submission import LayerSpec, Submission
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.settings import Settings
 from tests.support.dispatch import Rig
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import task
+from tests.support.jobs import NO_EVENTS, task
 from tests.support.queue import sql
 
 TOKENS = sql("SELECT token, pk_host FROM rota.proc WHERE pk_job = $1::uuid ORDER BY token")

@@ -21,7 +21,7 @@ from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
 from rota.queue import Queue
-from tests.support.events import completions
+from tests.support.jobs import completions
 
 
 async def scan(database, effect):

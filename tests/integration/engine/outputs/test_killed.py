@@ -9,7 +9,7 @@ from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.infra.failpoints import CRASH_EXIT_STATUS
 from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.rules import OutputMatch, OutputRule
-from tests.support.events import completions
+from tests.support.jobs import completions
 from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sessions_over, sql
 

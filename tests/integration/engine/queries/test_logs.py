@@ -11,8 +11,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.nats import CoreMessage
 from rota.model.errors import InvalidInput, PostgresUnavailable
 from rota.model.protocol import LOG_SUBJECT, LogChunk, encode
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.queue import Dispatcher, sql
 
 WORKER = UUID(int=7)

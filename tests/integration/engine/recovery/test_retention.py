@@ -17,8 +17,7 @@ from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.model.settings.lifecycle import RetentionSettings
 from tests.integration.engine import engine_client
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.leader_steps import run_steps
 from tests.support.queue import sessions_over, sql
 from tests.support.waiting import until

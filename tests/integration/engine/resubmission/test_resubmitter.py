@@ -19,8 +19,7 @@ from rota.model.errors import InvalidInput
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Budget, Compensation, ContextHints, LayerSpec, Submission
 from rota.queue import DeadLetterFilter, FailedFilter, FrameFailure, Queue
-from tests.support.events import NO_EVENTS, completions
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, completions, task
 from tests.support.kernels import TABLE, Table
 from tests.support.queue import Dispatcher, agreed, entry, sessions_over, sql
 

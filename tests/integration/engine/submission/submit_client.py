@@ -11,8 +11,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.infra.failpoints import LostReply
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import task
+from tests.support.jobs import NO_EVENTS, task
 
 
 class DeferredGate:

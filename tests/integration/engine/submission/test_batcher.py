@@ -7,8 +7,7 @@ import pytest
 from rota.engine.submission.batcher import SubmissionBatcher
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, PostgresUnavailable
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, task
+from tests.support.jobs import NO_EVENTS, a_show, task
 
 
 class CountingSubmitter(Submitter):

@@ -14,8 +14,7 @@ from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.protocol import SUBMIT_SUBJECT
 from rota.queue import DeadLetterFilter, Queue
 from tests.integration.infra.nats_support import acknowledged, buses
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import agreed
 from tests.support.waiting import until
 

@@ -7,8 +7,7 @@ import pytest
 from rota.engine.admission.decision import DEFERRED
 from rota.engine.submission.submitter import Submitter, submit_on_async, submit_on_sync
 from rota.model.errors import IdempotencyConflict, InvalidInput
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import agreed, sql
 
 CALLER_TABLE = "CREATE TABLE IF NOT EXISTS rota.orders_of_the_test (id int)"

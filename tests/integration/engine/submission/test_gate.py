@@ -13,8 +13,7 @@ from rota.engine.submission.submitter import Submitter
 from rota.model.errors import IllegalTransition
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import LayerSpec, Submission
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import Dispatcher, agreed, sql
 
 OUTBOX = sql("SELECT subject, payload FROM rota.outbox ORDER BY id")

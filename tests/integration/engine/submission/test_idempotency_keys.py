@@ -7,8 +7,7 @@ import pytest
 from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.errors import IdempotencyConflict, InvalidInput
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import agreed, sql
 from tests.support.waiting import until
 

@@ -14,8 +14,7 @@ from rota.model.errors import InvalidInput, NotFound
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Budget, LayerSpec, Submission
 from rota.queue import Queue
-from tests.support.events import NO_EVENTS
-from tests.support.jobs import a_show, left, task
+from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import Dispatcher, agreed, sql
 
 LAYERS = sql("SELECT * FROM rota.layer ORDER BY pk_job, number")
