@@ -132,8 +132,7 @@ class Farm:
             base,
             nats=msgspec.structs.replace(base.nats, prefix=prefix),
             listen=msgspec.structs.replace(base.listen, port=0),
-            worker=msgspec.structs.replace(base.worker, heartbeat_interval=0.2),
-            **sections,
+            **{"worker": msgspec.structs.replace(base.worker, heartbeat_interval=0.2), **sections},
         )
         self.replicas = []
         self.faces = faces

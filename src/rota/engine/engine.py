@@ -62,7 +62,7 @@ from rota.engine.outputs.async_scanner import OutputScanner
 from rota.engine.outputs.sync_check import SyncOutputChecker
 from rota.engine.queries.logs import LogWriter
 from rota.engine.recovery.dead_letter_recorder import DeadLetterRecorder
-from rota.engine.recovery.reconciler import EngineReconciler
+from rota.engine.recovery.reconciler import EngineReconciler, silent_after_s
 from rota.engine.recovery.retention import RetentionMaintenance
 from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmissionConsumer
 from rota.engine.submission.submitter import Submitter
@@ -102,7 +102,8 @@ class Engine:
         self.accounting, self.store, self.leases = backends.accounting, backends.store, backends.leases
         self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
         self.events = PublishedEvents(self.event_publisher)
-        self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
+        silent_s = silent_after_s(settings.worker.heartbeat_interval)
+        self.registry = WorkerRegistry(limits=settings.routing, ttl_s=max(settings.registry.worker_ttl, silent_s))
         self.members = ClusterMembership(bus, self.registry.set_ownership, self.leases.owner)
         self.completions = CompletionPublisher(database, self.accounting, self.events)
         self.canceller = JobCanceller(database, bus, queue, self.completions)
@@ -120,9 +121,9 @@ class Engine:
             self.registry,
             self.members,
             self.finisher,
-            self.canceller,
             self.release_capacity,
             settings.reconciler,
+            silent_s,
         )
         self.logs = LogWriter(database, bus)
         self.dead_letters = DeadLetterRecorder(bus, queue.dead_letters, self.events)

@@ -3,9 +3,11 @@
 Ownership of frames:
 - PostgreSQL has a proc row for every frame sent to this worker, and every heartbeat lists the tokens the worker has. So
   an assignment is acknowledged as soon as it is in memory: after a crash, servers see that no worker has its frames;
-- a session is lost when a server says so or when no server has confirmed a heartbeat for `lease_s`. Its frames may
-  already run elsewhere, so the worker kills them, reports nothing about them and registers under a new id;
-- a process resumed after a pause detects the expired lease by the same clock; the fence refuses its reports until then;
+- a session is lost when a server says so. Its frames may already run elsewhere, so the worker kills them, reports
+  nothing about them and registers under a new id;
+- while no server answers, for however long, frames go on: only a server with PostgreSQL can give them to another one.
+  A worker that was paused or disconnected learns that it was declared lost from the first liveness message; the fence
+  refuses its reports until then;
 - `_drain` (first signal) lets running frames finish, then sends a final heartbeat; `_abort` (second signal) returns
   them to the servers immediately.
 """
@@ -110,7 +112,7 @@ class WorkerSession:
                 loops = [
                     self._consume_assignments(spec),
                     self._consume_cancels(),
-                    self._check_lease(),
+                    self._watch_servers(),
                     *self._background_loops(),
                 ]
                 running = [tasks.create_task(loop) for loop in loops]
@@ -156,9 +158,7 @@ class WorkerSession:
         log.warning(
             "worker_session_lost",
             reason=reason,
-            detail="a server declared it lost"
-            if reason == "told"
-            else f"no server confirmed it for {self._registration.lease_s:g} s",
+            detail="a server declared it lost",
             frames=count_tokens(merge_ranges(self._frame_table.active_tokens())),
         )
         self._frame_table.stop_all_now(WORKER_STOPPING)
@@ -236,12 +236,17 @@ class WorkerSession:
                 else:
                     self._frame_table.cancel(filter(_is_valid_range, cancel.tokens), cancel.reason)
 
-    async def _check_lease(self) -> None:
-        """Records event loop progress and checks for lease expiry."""
+    async def _watch_servers(self) -> None:
+        """Records event loop progress, and logs once when no server has confirmed a heartbeat for `lease_s`."""
+        reported = False
         while True:
             self._heartbeat.record_loop_iteration()
-            if time.monotonic() - self._heartbeat.confirmed_at > self._registration.lease_s:
-                self._set_lost("lease")
+            silent_s = time.monotonic() - self._heartbeat.confirmed_at
+            if silent_s <= self._registration.lease_s:
+                reported = False
+            elif not reported:
+                reported = True
+                log.warning("servers_silent", seconds=round(silent_s), detail="running frames go on")
             await asyncio.sleep(TICK_INTERVAL_S)
 
     def _set_lost(self, reason: str) -> None:

@@ -45,7 +45,7 @@ def fails_once(monkeypatch, holder, name, error):
 @pytest.fixture
 def frequent_checks(monkeypatch):
     """For clusters that are started after it."""
-    monkeypatch.setattr("rota.engine.recovery.reconciler.UNREPORTED_AGE_S", 1.0)
+    monkeypatch.setattr("rota.engine.recovery.reconciler.DELIVERY_S", 0.5)
     monkeypatch.setattr("rota.engine.recovery.reconciler.ALLOCATION_CHECK_INTERVAL_S", 0.5)
 
 

@@ -150,7 +150,7 @@ async def test_bus_consumers_use_the_configured_limits(database_url, redis_url, 
         for name in ("results_1", "results_2", "gate", "submits"):
             [service] = [each for each in cluster.replica.supervisor.services if each.name == name]
             consumer = service._run.__self__
-            assert (consumer._spec.max_deliver, consumer._dead_letter_retry_s) == (9, nats.nak_delay)
+            assert (consumer._spec.max_deliver, consumer._processor._dead_letter_retry_s) == (9, nats.nak_delay)
 
 
 async def test_caps_of_an_ended_job_are_deleted_from_postgres_and_redis(cluster):

@@ -98,7 +98,7 @@ async def test_worker_declared_lost_kills_its_frames_and_registers_again(server,
     assert server.ends.keys().isdisjoint({token, token + 1, slow})
 
 
-async def test_worker_whose_lease_expires_stops_its_frames(nats_url, bus_prefix, tmp_path):
+async def test_control_plane_away_for_longer_than_the_lease_stops_no_frame(nats_url, bus_prefix, tmp_path):
     async with (
         serving(nats_url, bus_prefix, lease_s=0.6) as server,
         workers(nats_url, bus_prefix, server, tmp_path) as start,
@@ -110,9 +110,18 @@ async def test_worker_whose_lease_expires_stops_its_frames(nats_url, bus_prefix,
         assert len(server.workers) == 1, "its lease was renewed all the time"
         with structlog.testing.capture_logs() as logs:
             server.confirms_liveness = False
-            await until((tmp_path / "note").exists, what="its frame to stop")
-            await until(lambda: len(server.workers) == 2, what="another registration")
-        assert [line["reason"] for line in logs if line["event"] == "worker_session_lost"] == ["lease"]
+            await until(
+                lambda: any(line["event"] == "servers_silent" for line in logs), what="more time than its lease"
+            )
+            beats = len(server.beats())
+            await until(lambda: len(server.beats()) > beats + 3, what="more heartbeats")
+        assert (len(server.workers), (tmp_path / "note").exists()) == (1, False)
+        assert token in tokens_of(server.beats()[-1].held)
+        server.confirms_liveness = True
+        [worker] = server.workers
+        await server.publish_liveness(lost=[worker])
+        await until((tmp_path / "note").exists, what="its frame to stop: it was given to another worker")
+        await until(lambda: len(server.workers) == 2, what="another registration")
         assert token not in server.ends
 
 

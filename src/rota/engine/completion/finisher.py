@@ -108,7 +108,7 @@ class Finisher:
         self.outputs = outputs
         """Checks outputs; None: no output policy."""
         self._accounting = publisher.accounting
-        self._canceller = canceller
+        self.canceller = canceller
         self._decision_store = DecisionStore(database)
         self._pace = pace = pace or SchedulerSettings()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
@@ -167,7 +167,7 @@ class Finisher:
         await self.publisher.publish(result)
         for job in result.failing:
             with suppress(RotaError):  # the leader also does it shortly after
-                await self._canceller.finish_termination(job)
+                await self.canceller.finish_termination(job)
 
     async def _write_successes(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
         result = CompletionResult()

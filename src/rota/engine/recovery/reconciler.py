@@ -10,8 +10,9 @@ Every step starts from the state in PostgreSQL, changes it through the same fenc
 A pass is bounded: at most `max_iterations_per_tick` batches of `reconciler.batch_size`. A job whose
 transaction keeps failing does not block others: after `max_retries_per_job` retries it is skipped for `poll_interval`.
 
-A frame is lost in transit when it is booked on a live worker whose heartbeats do not list it `UNREPORTED_AGE_S` after
-the booking, although every report that the worker had sent until then has been handled.
+A frame is lost in transit when a heartbeat of its worker does not list it, came `DELIVERY_S` or more after the booking,
+and every report that the worker had sent until then has been handled. Workers that this replica knows only from the
+snapshot have sent it no heartbeat, so nothing is concluded from the frames they do not list.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import structlog
 from rota.engine.backends import Backends
 from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.completion import report_consumer
-from rota.engine.completion.canceller import JobCanceller
 from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
 from rota.engine.completion.retry_decision import WORKER_LOST
@@ -67,13 +67,16 @@ log = structlog.get_logger(__name__)
 
 LEASE: Final = "rota:reconciler:default"
 TICK_INTERVAL_S: Final = 0.5
-HEARTBEAT_TIMEOUT_S: Final = 3.5
-"""Heartbeats come every 2 s; with the tick, a lost worker's frames are queued again within 5 s."""
+SILENT_INTERVALS: Final = 1.75
+SILENT_MIN_S: Final = 3.5
+"""A worker is silent after `SILENT_INTERVALS` of its heartbeat interval: 3.5 s for 2 s, so that with the tick a lost
+worker's frames are queued again within 5 s."""
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
-"""Limit for the first heartbeat after registration."""
+"""Limit for the first heartbeat: after registration, and after this replica began to listen. NATS clients reconnect
+within 5 s."""
 ALLOCATION_CHECK_INTERVAL_S: Final = 5.0
-UNREPORTED_AGE_S: Final = 8.0
-"""By this age of a booking, its worker has received it and sent a heartbeat since."""
+DELIVERY_S: Final = 5.0
+"""A booking reaches its worker within this time."""
 BROADCAST_INTERVAL_S: Final = 5.0
 LOST_BROADCAST_S: Final = 600.0
 BATCH: Final = 512
@@ -88,11 +91,17 @@ UNREPORTED_FRAMES = metrics.counter("rota_frames_unheld", "Frames that were book
 _WORK = msgspec.msgpack.Decoder(Work)
 
 
-class HeartbeatSnapshot:
-    """The frames and the report number in a worker's last heartbeat."""
+def silent_after_s(heartbeat_interval_s: float) -> float:
+    """How long a live worker may be silent."""
+    return max(SILENT_MIN_S, SILENT_INTERVALS * heartbeat_interval_s)
 
-    def __init__(self, held: Sequence[TokenRange], reported: int) -> None:
+
+class HeartbeatSnapshot:
+    """The frames and the report number in a worker's last heartbeat, and when it came."""
+
+    def __init__(self, held: Sequence[TokenRange], reported: int, received_at: float) -> None:
         self.reported = reported
+        self.received_at = received_at
         self._held = held
         self._firsts = [first for first, _ in held]
 
@@ -108,9 +117,9 @@ class EngineReconciler(LeaderLoop):
         registry: WorkerRegistry,
         members: ClusterMembership,
         finisher: Finisher,
-        canceller: JobCanceller,
         on_completion: Callable[[UUID, CompletionResult], None],
         limits: ReconcilerSettings,
+        silent_s: float,
     ) -> None:
         super().__init__(backends.leases, LEASE, kind="reconciler")
         self.database = backends.database
@@ -118,9 +127,10 @@ class EngineReconciler(LeaderLoop):
         self.registry = registry
         self.members = members
         self.finisher = finisher
-        self.canceller = canceller
+        self.canceller = finisher.canceller
         self._on_completion = on_completion
         self._limits = limits
+        self._silent_s = silent_s
         self._clock: Clock = SystemClock()
         self._events = finisher.publisher.events
         self._elected_at = 0.0
@@ -160,17 +170,19 @@ class EngineReconciler(LeaderLoop):
         return [row["pk_host"] for row in silent]
 
     def _is_silent(self, worker: UUID, age_s: float) -> bool:
-        known = self.registry.workers.get(worker)
-        if known is None or not known.confirmed:
-            return age_s > FIRST_HEARTBEAT_TIMEOUT_S
-        return self._clock.monotonic() - known.last_heartbeat_at > HEARTBEAT_TIMEOUT_S
+        known, now = self.registry.workers.get(worker), self._clock.monotonic()
+        since = self.members.hears_itself_since or now
+        if known is None or not known.confirmed or known.last_heartbeat_at < since:
+            # Not heard since we listen: it may still be connecting again.
+            return min(age_s, now - since) > max(FIRST_HEARTBEAT_TIMEOUT_S, self._silent_s)
+        return now - known.last_heartbeat_at > self._silent_s
 
     def _can_detect_silence(self) -> bool:
         """Whether silence is evidence: we have led, and received our own heartbeats, for longer than the timeout."""
         since = self.members.hears_itself_since
         if since is None or self.members.is_isolated():
             return False
-        return self._clock.monotonic() - max(since, self._elected_at) > HEARTBEAT_TIMEOUT_S + 2 * TICK_INTERVAL_S
+        return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_INTERVAL_S
 
     async def _report_draining(self) -> None:
         draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
@@ -191,7 +203,7 @@ class EngineReconciler(LeaderLoop):
         if state == "lost":
             self._lost[worker] = self._clock.monotonic()
             LOST_WORKERS.inc()
-            log.warning("worker_lost", worker=name, silent_s=HEARTBEAT_TIMEOUT_S)
+            log.warning("worker_lost", worker=name, silent_s=self._silent_s)
 
     async def _requeue_recent_orphans(self) -> None:
         """Shortly after an election or the loss of a worker, look for orphans at every tick."""
@@ -226,7 +238,9 @@ class EngineReconciler(LeaderLoop):
         # Heartbeats before the ack floor: reports that a heartbeat counts have then been handled, or the proc is
         # skipped.
         beats = {
-            worker.id: HeartbeatSnapshot(worker.held, worker.reported) for worker in self.registry.workers.values()
+            worker.id: HeartbeatSnapshot(worker.held, worker.reported, worker.last_heartbeat_at)
+            for worker in self.registry.workers.values()
+            if worker.confirmed
         }
         handled = await self.bus.ack_floor(report_consumer.CONSUMER_SPEC)
         strangers = [run for worker in self.registry.workers.values() for run in worker.unbooked]
@@ -235,12 +249,14 @@ class EngineReconciler(LeaderLoop):
         after = -1
         while True:
             rows = await self.database.rows(ALL_PROCS, after, PAGE_SIZE)
+            now = self._clock.monotonic()
             unreported: dict[UUID, list[int]] = defaultdict(list)
             overdue: dict[UUID, list[int]] = defaultdict(list)
             stop: list[int] = []
             for row in rows:
                 beat = beats.get(row["pk_host"])
-                if beat is not None and row["age_s"] > UNREPORTED_AGE_S and not beat.holds(row["token"]):
+                beat_after_s = row["age_s"] - (now - beat.received_at) if beat is not None else 0.0
+                if beat is not None and beat_after_s > DELIVERY_S and not beat.holds(row["token"]):
                     if handled is None or beat.reported <= handled:
                         unreported[row["pk_host"]].append(row["token"])
                 elif row["ended"]:
@@ -312,9 +328,7 @@ class EngineReconciler(LeaderLoop):
         now = self._clock.monotonic()
         self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
         alive = [
-            worker.id
-            for worker in self.registry.workers.values()
-            if now - worker.last_heartbeat_at < HEARTBEAT_TIMEOUT_S
+            worker.id for worker in self.registry.workers.values() if now - worker.last_heartbeat_at < self._silent_s
         ]
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
         liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])

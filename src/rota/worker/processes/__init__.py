@@ -7,7 +7,7 @@ A child is started by exec and never forked from the worker, loads the app, and 
 one request at a time. `runners` and `agents` define requests and messages, what happens to output, and the handler.
 
 Invariants:
-- a process is idle in its pool or belongs to one caller, which releases or closes it (`pool`);
+- a process is starting, idle in its pool, or belongs to one caller, which releases or closes it (`pool`);
 - a request ends once: by a message of the process, or by the exit of the process (`child`);
 - the end of a process kills its process group (`os_process`); a child dies with its worker (`main`).
 

@@ -1,0 +1,91 @@
+"""What the reconciler concludes from heartbeats that do not come, or do not list a frame."""
+
+import msgspec
+import pytest
+
+from rota.engine.recovery import reconciler
+from rota.model.settings import Settings
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, hanging, seen
+from tests.support.waiting import until
+
+PROCS = sql("SELECT count(*) FROM rota.proc")
+LOST = sql("SELECT count(*) FROM rota.worker WHERE state = 'lost'")
+PROCS_OF_20_S = sql(
+    """SELECT p.token, p.pk_host, 20.0::float8 AS age_s, false AS ended, NULL::bytea AS work
+       FROM rota.proc p WHERE p.token > $1::bigint ORDER BY p.token LIMIT $2::integer"""
+)
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    """Its workers send one heartbeat, and no other before `heartbeat_interval`."""
+    worker = msgspec.structs.replace(Settings().worker, heartbeat_interval=20.0)
+    registry = msgspec.structs.replace(Settings().registry, snapshot_interval=0.05)
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, worker=worker, registry=registry) as farm:
+        await farm.show()
+        yield farm
+
+
+def heard(replica, seconds_ago, listening_s=100.0):
+    """Pretend that the last heartbeat of every worker came so long ago."""
+    engine = replica.engine
+    now = engine.recovery._clock.monotonic()
+    engine.members.hears_itself_since = engine.recovery._elected_at = now - listening_s
+    for worker in engine.registry.workers.values():
+        worker.last_heartbeat_at = now - seconds_ago
+
+
+async def running_frame(farm):
+    await farm.worker()
+    gate = hanging("x")
+    job = await farm.submit("hang", "x")
+    await farm.running("x", 1)
+    return job, gate
+
+
+async def test_server_restart_keeps_frames_of_workers_it_has_not_heard_yet(farm, monkeypatch):
+    monkeypatch.setattr(reconciler, "DELIVERY_S", -100.0)
+    job, gate = await running_frame(farm)
+    [worker] = farm.replica.engine.registry.workers
+    await until(lambda: farm.replica.redis.exists("sys:workers:snapshot"), what="a snapshot with the worker")
+    restarted = await farm.server()
+    assert not restarted.engine.registry.workers[worker].confirmed, "it is known from the snapshot alone"
+    await restarted.engine.recovery.reconcile_allocations()
+    assert await farm.database.value(PROCS) == 1
+    gate.set()
+    assert (await farm.ended(job), seen["began"]) == ("SUCCEEDED", ["x"])
+
+
+async def test_server_restart_keeps_workers_that_are_still_connecting(farm):
+    await running_frame(farm)
+    recovery = farm.replica.engine.recovery
+    heard(farm.replica, seconds_ago=60.0, listening_s=9.0)
+    assert await recovery.expire_silent_workers(None) == []
+
+
+@pytest.mark.parametrize("seconds_ago", [4.0, 34.0])
+async def test_heartbeat_interval_of_20_s_allows_a_silence_of_35_s(farm, seconds_ago):
+    await running_frame(farm)
+    heard(farm.replica, seconds_ago)
+    assert await farm.replica.engine.recovery.expire_silent_workers(None) == []
+
+
+async def test_worker_silent_for_longer_than_its_heartbeat_interval_allows_is_lost(farm):
+    await running_frame(farm)
+    heard(farm.replica, seconds_ago=36.0)
+    await until(lambda: farm.database.value(LOST), what="the reconciler to declare it lost")
+
+
+@pytest.mark.parametrize(("seconds_ago", "procs"), [(19.0, 1), (1.0, 0)])
+async def test_heartbeat_interval_of_20_s_does_not_lose_frames_booked_after_the_last_heartbeat(
+    farm, monkeypatch, seconds_ago, procs
+):
+    """A heartbeat before the delivery of a frame says nothing about it; one after it does."""
+    await running_frame(farm)
+    monkeypatch.setattr(reconciler, "ALL_PROCS", PROCS_OF_20_S)
+    [worker] = farm.replica.engine.registry.workers.values()
+    heard(farm.replica, seconds_ago)
+    worker.held = []
+    await farm.replica.engine.recovery.reconcile_allocations()
+    assert await farm.database.value(PROCS) == procs
