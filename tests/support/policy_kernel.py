@@ -92,6 +92,10 @@ class FaultyKernel:
         finally:
             self.let_go.set()
             await server.stop(0)
+            # gRPC ends its tasks a moment after the server.
+            tasks = {task for task in asyncio.all_tasks() if task.get_name().startswith(("rpc_task", "HandleExc"))}
+            if tasks:
+                await asyncio.wait(tasks, timeout=5)
 
     async def _answer(self, data, context):
         self.calls += 1

@@ -14,8 +14,8 @@ from rota.model.settings import Settings
 from rota.runtime import build_submitter
 from rota.sdk import load_app
 from rota.worker.agents.process_runner import AgentProcessRunner
-from rota.worker.agents.runner import WorkerAgents
-from tests.support.agents import changed, history
+from rota.worker.agents.runner import AgentApp, WorkerAgents
+from tests.support.agents import changed, history, ignore
 from tests.support.waiting import until
 
 TIMEOUT_S = 2.0
@@ -74,12 +74,11 @@ async def test_slow_start_of_a_process_is_no_part_of_the_time_limit(gate, databa
     settings = changed(Settings(), **{f"redis__scheduler__{path}": value for path, value in options.items()})
     service = WorkerAgents(
         settings,
-        gate.app.recurring,
-        "slow_app.py",
-        tmp_path,
+        AgentApp("slow_app.py", tmp_path, gate.app.recurring),
         PostgresTarget(url=database_url),
         RedisTarget(url=redis_url),
         lambda database: build_submitter(settings, database),
+        ignore,
     )
     supervisor = Supervisor()
     supervisor.add(Service("agents", service.run))
@@ -102,7 +101,7 @@ class _Permit:
 
 async def test_process_that_was_starting_when_its_run_was_stopped_runs_the_next_one(gate, tmp_path):
     ended = []
-    runs = ActiveRuns(SystemClock(), ended.append)
+    runs = ActiveRuns(SystemClock(), ended.append, None, lambda: time.monotonic() + 60)
     processes = AgentProcessRunner("slow_app.py", tmp_path, lambda: time.monotonic() + 60)
     spec = gate.app.recurring["patient"].spec
 
