@@ -58,13 +58,14 @@ LEFT JOIN (SELECT pk_show, pk_alloc, sum(int_cores_reserved) AS cores FROM rota.
   ON p.pk_show = s.pk_show AND p.pk_alloc = s.pk_alloc
 
 -- name: jobs_mark
--- Set jobs $1 to state $2 (DISPATCHED, or RUNNING) as of $3 (ms) each; jobs that are further along stay.
+-- Set jobs $1 to state $2 (DISPATCHED, or RUNNING) as of $3 (ms) each; jobs that are further along stay. A job that is
+-- being ended keeps the reason of its end.
 -- Never waits for row locks: a locked job is returned without a topic and may be written later.
 WITH free AS MATERIALIZED (
   SELECT j.pk_job FROM rota.job j WHERE j.pk_job = ANY ($1::uuid[]) FOR NO KEY UPDATE SKIP LOCKED
 ), marked AS (
   UPDATE rota.job j SET
-    state = $2::text, ts_updated = now(), reason = NULL, ts_wait_until = NULL,
+    state = $2::text, ts_updated = now(), reason = CASE WHEN j.ends_as IS NOT NULL THEN j.reason END, ts_wait_until = NULL,
     history = j.history || CASE WHEN $2 = 'RUNNING' AND j.state = 'SCHEDULED'
                                 THEN jsonb_build_array(jsonb_build_array('DISPATCHED', m.at_ms, NULL)) ELSE '[]' END
                         || jsonb_build_array(jsonb_build_array($2::text, m.at_ms, NULL))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rota.engine.completion.job_ends import END_AS
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.submission.submitter import Submitter
 from rota.infra.clock import SystemClock
@@ -10,6 +11,7 @@ from tests.support.queue import sql
 
 STATES = sql("SELECT str_name, state FROM rota.job ORDER BY str_name")
 LOCK = sql("SELECT pk_job FROM rota.job WHERE pk_job = $1::uuid FOR UPDATE")
+REASON = sql("SELECT state, reason FROM rota.job WHERE pk_job = $1::uuid")
 DELETE = sql("DELETE FROM rota.job WHERE pk_job = $1::uuid")
 
 
@@ -54,3 +56,14 @@ async def test_job_deleted_during_a_flush_is_dropped_from_pending(database):
         assert writer.pending
     await writer.flush()
     assert not writer.pending
+
+
+async def test_state_written_late_keeps_the_reason_of_a_job_that_is_being_ended(database):
+    await a_show(database)
+    [submitted] = await Submitter(database, NO_EVENTS).submit([task()])
+    writer = JobStateWriter(database, NO_EVENTS, LateClock())
+    writer.record_running([submitted.job])
+    await database.row(END_AS, submitted.job, "TIMEOUT", "deadline_expired")
+    await writer.flush()
+    row = await database.row(REASON, submitted.job)
+    assert (row["state"], row["reason"]) == ("RUNNING", "deadline_expired")
