@@ -133,6 +133,12 @@ class PostgresUnavailable(Unavailable):
     code = "postgres_unavailable"
 
 
+class PostgresBusy(PostgresUnavailable):
+    """It answered that it lacks a lock, time or resources at the moment. Nothing took effect."""
+
+    code = "postgres_busy"
+
+
 class RedisUnavailable(Unavailable):
     code = "redis_unavailable"
 

@@ -1,7 +1,12 @@
-"""The pipeline during a Redis outage: work that does not need it continues, the rest waits with a reason."""
+"""The pipeline while Redis is unavailable or a table is locked: it waits with a reason, and goes on by itself."""
 
+import asyncpg
+import msgspec
 import pytest
 
+from rota.infra.postgres import failures
+from rota.infra.service import ServiceState
+from rota.model.settings import Settings
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until
 
@@ -45,3 +50,34 @@ async def test_frames_running_when_redis_fails_end_without_it(cluster):
     await cluster.redis.restart()
     again = await cluster.submit("noop", frames=100, show="film")
     assert await cluster.ended(again, within_s=30) == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("table", ["rota.queue_returned", "rota.proc", "rota.job", "rota.show", "rota.worker"])
+async def test_lock_timeout_of_any_statement_ends_no_service(
+    database_url, redis_url, nats_url, bus_prefix, table, monkeypatch
+):
+    """As a VACUUM FULL or an ALTER TABLE would: longer than a service may crash."""
+    timeouts, not_now = [], failures._not_now
+
+    def counted(error, target):
+        timeouts.append(error)
+        return not_now(error, target)
+
+    monkeypatch.setattr(failures, "_not_now", counted)
+    postgres = msgspec.structs.replace(Settings().postgres, lock_timeout=0.05)
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, postgres=postgres) as farm:
+        await farm.show()
+        await farm.worker(slots=4)
+        gate = hanging("x")
+        job = await farm.submit("hang", "x", frames=12)
+        await farm.running("x", 4)
+        other = await asyncpg.connect(database_url)
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            gate.set()
+            await until(lambda: len(timeouts) > 20, within_s=30, what="many lock timeouts")
+        await other.close()
+        assert await farm.ended(job, within_s=30) == "SUCCEEDED"
+        services = {each.name: each.state for each in farm.replica.supervisor.services}
+        assert {name: state for name, state in services.items() if state is ServiceState.FAILED} == {}
+        await farm.quiet()

@@ -11,7 +11,7 @@ from rota.infra import audit
 from rota.infra.audit import AuditEntry, ChainHead
 from rota.infra.audit.verify import CHUNK_ROWS
 from rota.infra.postgres.sql import parse_query
-from rota.model.errors import InvalidInput
+from rota.model.errors import InvalidInput, PostgresBusy
 
 
 def sql(text):
@@ -67,7 +67,7 @@ async def test_audit_writer_with_stale_snapshot_is_refused_and_does_not_fork_the
             await append(database, entry())
             await audit.append(tx, [entry()])
 
-    with pytest.raises(asyncpg.SerializationError):
+    with pytest.raises(PostgresBusy, match="could not serialize"):
         await append_late()
     assert (await audit.verify(database)).checked == 1
 

@@ -12,7 +12,7 @@ from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.postgres import listen as listen_module
 from rota.infra.postgres import pool as pool_module
 from rota.infra.postgres.sql import parse_query
-from rota.model.errors import InvalidSetting, LoginRefused, PostgresUnavailable
+from rota.model.errors import InvalidSetting, LoginRefused, PostgresBusy, PostgresUnavailable
 from tests.support.waiting import until
 
 
@@ -240,18 +240,43 @@ async def count_and_add_side_by_side(database):
             await tx.run(ADD, n)
 
 
-async def test_statement_timeout_lock_timeout_and_serialization_raise_distinct_errors(opened):
+async def test_statement_timeout_lock_timeout_and_serialization_failure_are_busy_and_keep_the_connection(opened):
     database = await opened(statement_timeout_s=0.05, lock_timeout_s=0.02)
     await database.run(NUMBERS)
-    with pytest.raises(asyncpg.QueryCanceledError):
+    pid = await database.value(PID)
+    with pytest.raises(PostgresBusy, match="statement timeout") as busy:
         await database.value(SLEEP)
+    assert (busy.value.facts["outcome"], busy.value.facts["sqlstate"]) == ("rolled_back", "57014")
+    assert await database.value(PID) == pid
     async with database.transaction() as tx:
         await tx.run(sql("LOCK TABLE number"))
-        with pytest.raises(asyncpg.LockNotAvailableError):
+        with pytest.raises(PostgresBusy, match="lock timeout"):
             await database.run(ADD, 1)
-    with pytest.raises(asyncpg.SerializationError):
+    with pytest.raises(PostgresBusy, match="could not serialize"):
         await count_and_add_side_by_side(database)
     assert await database.value(ECHO, 1) == 1
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_connection_to_a_primary_that_became_a_standby_is_replaced(opened, in_transaction):
+    database = await opened(pool_max=1)
+    await database.run(NUMBERS)
+    before = await database.value(PID)
+    await database.run(sql("SET default_transaction_read_only = on"))
+
+    async def add():
+        if in_transaction:
+            async with database.transaction() as tx:
+                await tx.run(sql("SET TRANSACTION READ ONLY"))
+                await tx.run(ADD, 1)
+        else:
+            await database.run(ADD, 1)
+
+    with pytest.raises(PostgresUnavailable, match="is read-only") as error:
+        await add()
+    assert error.value.facts["outcome"] == "rolled_back"
+    assert await database.value(PID) != before
+    assert await database.run(ADD, 1) == 1
 
 
 async def test_invalid_argument_raises_and_keeps_the_connection(opened):

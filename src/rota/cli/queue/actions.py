@@ -11,8 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-import asyncpg
-
 from rota.accounting.resources import unknown_name_error
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.tables import CliPage
@@ -23,7 +21,7 @@ from rota.engine.queries import queues
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import check_current
-from rota.model.errors import Refused
+from rota.model.errors import PostgresBusy, Refused
 from rota.model.settings import Settings
 from rota.queue import CounterMode, Queue, QueueInfo, storage_report
 from rota.queue.metrics import oldest_ages_s
@@ -70,7 +68,7 @@ async def rebuild_counts(queue: Queue, mode: CounterMode) -> CliPage:
             await queue.rebuild_counts(mode, on=tx)
             detail = {"mode": mode, "was": before.counter_mode, "trusted_before": before.counters_trusted}
             await audit.append(tx, [AuditEntry(current_actor(), "queue.rebuild_counts", "queues", detail)])
-    except asyncpg.LockNotAvailableError:
+    except PostgresBusy:
         transactions = await storage_report.long_transactions(queue.database, older_than_s=0.0)
         raise Refused(queue_view.blocked_message(transactions)) from None
     return queue_view.rebuilt_page(await queue.counts_exact(), before, mode, took_s=time.monotonic() - began)

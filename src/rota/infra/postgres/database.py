@@ -39,12 +39,15 @@ RESERVED_CONNECTIONS = 2
 class Transaction:
     """Statements inside one open transaction; created by `Database.transaction`."""
 
-    def __init__(self, connection: Connection, target: PostgresTarget, isolation: Isolation) -> None:
+    def __init__(
+        self, connection: Connection, target: PostgresTarget, isolation: Isolation, *, readonly: bool = False
+    ) -> None:
         self.connection = connection
         self.isolation = isolation
         self.after_commit: list[Callable[[], None]] = []
         """Callbacks after a confirmed COMMIT. They must not raise, and a crash may skip them: for hints only."""
         self._target = target
+        self._readonly = readonly
         self._savepoints = 0
 
     async def rows(self, query: Query, *args: object) -> list[Record]:
@@ -74,13 +77,18 @@ class Transaction:
         await self.translate_errors(self.connection.execute(f"RELEASE {name}"))
 
     async def translate_errors(self, statement: Awaitable[T]) -> T:
-        """Await an operation on `connection`; a lost connection becomes `PostgresUnavailable`."""
+        """Await an operation on `connection`; see `failures`."""
         try:
             return await statement
         except failures.FAILURES as error:
-            lost = failures.on_transaction(error, self._target, closed=self.connection.is_closed())
+            if self._readonly and isinstance(error, failures.STANDBY_ERRORS):
+                raise  # a write in a transaction that must not write
+            closed = self.connection.is_closed()
+            lost = failures.on_transaction(error, self._target, closed=closed)
             if lost is None:
                 raise
+            if isinstance(error, failures.STANDBY_ERRORS):
+                self.connection.terminate()
             raise lost from error
 
 
@@ -101,8 +109,12 @@ class ConnectionCheckout:
         if error is None:
             self._pool.release(self._connection)
             return
-        lost = failures.on_statement(error, self._target, closed=self._connection.is_closed())
-        if lost is None and isinstance(error, failures.SERVER_ERRORS):
+        closed = self._connection.is_closed()
+        lost = failures.on_statement(error, self._target, closed=closed)
+        if isinstance(error, failures.STANDBY_ERRORS):
+            self._connection.terminate()
+            self._pool.release_dirty(self._connection)
+        elif isinstance(error, failures.SERVER_ERRORS) and not failures.is_connection_lost(error, closed=closed):
             self._pool.release(self._connection)
         else:
             self._pool.release_dirty(self._connection)
@@ -171,7 +183,7 @@ class Database:
         that is less than the session's own limit.
         """
         connection = await self.pool.acquire()
-        transaction = Transaction(connection, self.target, isolation)
+        transaction = Transaction(connection, self.target, isolation, readonly=readonly)
         try:
             await transaction.translate_errors(
                 connection.execute(_begin(isolation, self.target, idle_s, readonly=readonly))

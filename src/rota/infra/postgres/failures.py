@@ -1,8 +1,11 @@
-"""Maps connection failures of asyncpg to Rota's errors.
+"""Maps failures of asyncpg to Rota's errors, by what the caller can do.
 
-Only failures to reach the server are translated. Errors that the server answered remain asyncpg's, so that callers can
-distinguish a statement timeout (`QueryCanceledError`), a lock timeout (`LockNotAvailableError`), a serialization
-failure (`SerializationError`), a deadlock (`DeadlockDetectedError`) and a violated constraint.
+| failure | error | the caller |
+|---|---|---|
+| the server cannot be reached, or has become a standby | `PostgresUnavailable` | waits and tries again |
+| it answers that it lacks a lock, time or resources (`BUSY_ERRORS`) | `PostgresBusy`, a kind of the above | the same |
+| login, database or URL are wrong | `LoginRefused`, `InvalidSetting` | ends with this sentence |
+| any other answer: a violated constraint, a bug | asyncpg's own | handles it, or fails |
 
 The fact `outcome` of `PostgresUnavailable` says what is known: "not_sent" and "rolled_back" mean that nothing took
 effect, so a retry is safe; "unknown" means that a statement or COMMIT was in flight and may have taken effect. This
@@ -16,7 +19,7 @@ import os
 import asyncpg
 
 from rota.infra.postgres.target import PostgresTarget
-from rota.model.errors import InvalidSetting, LoginRefused, PostgresUnavailable, RotaError
+from rota.model.errors import InvalidSetting, LoginRefused, PostgresBusy, PostgresUnavailable, RotaError
 
 CONNECTION_LOST_ERRORS = (
     OSError,
@@ -37,7 +40,9 @@ BUSY_ERRORS = (
     asyncpg.TransactionRollbackError,
     asyncpg.InsufficientResourcesError,
 )
-"""Errors of a server that lacks time or resources at the moment."""
+"""Lock and statement timeouts, deadlocks, serialization failures, no memory, disk space or connection left."""
+STANDBY_ERRORS = (asyncpg.ReadOnlySQLTransactionError,)
+"""After a failover the old primary may go on as a standby, with our connections."""
 
 
 def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
@@ -80,9 +85,9 @@ def on_connect(error: BaseException, target: PostgresTarget) -> RotaError:
 
 
 def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
-    """The error to raise when the connection was lost during a statement, or None when the server answered."""
+    """The error to raise when the connection was lost during a statement; None: the answer is the caller's."""
     if not is_connection_lost(error, closed=closed):
-        return None
+        return _not_now(error, target)
     return _connection_lost(
         "during a statement", "it may or may not have taken effect; check before repeating it", "unknown", error, target
     )
@@ -91,14 +96,14 @@ def on_statement(error: BaseException, target: PostgresTarget, *, closed: bool) 
 def on_transaction(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
     """As `on_statement`, inside a transaction: the server rolls it back, so nothing took effect."""
     if not is_connection_lost(error, closed=closed):
-        return None
+        return _not_now(error, target)
     return _connection_lost("during a transaction", "nothing took effect; try again", "rolled_back", error, target)
 
 
 def on_commit(error: BaseException, target: PostgresTarget, *, closed: bool) -> PostgresUnavailable | None:
-    """The error to raise when the outcome of a COMMIT is unknown, or None when the server refused it."""
+    """As `on_statement`, for a COMMIT: if the connection was lost, its outcome is unknown."""
     if not is_connection_lost(error, closed=closed):
-        return None
+        return _not_now(error, target)
     return _connection_lost(
         "before it confirmed a COMMIT",
         "the transaction may or may not have taken effect; check before repeating it",
@@ -119,6 +124,24 @@ def stopping_error(target: PostgresTarget) -> PostgresUnavailable:
 
 def is_connection_lost(error: BaseException, *, closed: bool) -> bool:
     return isinstance(error, CONNECTION_LOST_ERRORS) or (closed and isinstance(error, FAILURES))
+
+
+def _not_now(error: BaseException, target: PostgresTarget) -> PostgresUnavailable | None:
+    address = target.address
+    if isinstance(error, STANDBY_ERRORS):
+        return PostgresUnavailable(
+            f"PostgreSQL at {address} is read-only: point the PostgreSQL URL at the primary.",
+            address=address,
+            outcome="rolled_back",
+        )
+    if isinstance(error, BUSY_ERRORS):
+        return PostgresBusy(
+            f"PostgreSQL at {address} cannot do this now ({error}): nothing took effect; try again.",
+            address=address,
+            outcome="rolled_back",
+            sqlstate=getattr(error, "sqlstate", ""),
+        )
+    return None
 
 
 def _connection_lost(

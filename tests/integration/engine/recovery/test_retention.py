@@ -14,7 +14,7 @@ from rota.infra import failpoints
 from rota.infra.blob_store import BlobStore
 from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
-from rota.model.errors import StaleFence
+from rota.model.errors import PostgresBusy, StaleFence
 from rota.model.settings.lifecycle import RetentionSettings
 from tests.integration.engine import engine_client
 from tests.support.jobs import NO_EVENTS, a_show, task
@@ -160,7 +160,7 @@ async def test_writer_during_partition_creation_writes_to_the_new_partition(data
 async def test_partition_creation_behind_a_lock_fails_fast_without_blocking_others(retention, lease, database, other):
     await retention.make_days(lease, now=TODAY)
     await other.execute("BEGIN; SELECT count(*) FROM rota.job_done")
-    with pytest.raises(asyncpg.LockNotAvailableError):
+    with pytest.raises(PostgresBusy, match="lock timeout"):
         async with asyncio.timeout(2.0):  # well below the lock timeout of the server
             await retention.make_days(lease, now=TODAY + DAY)
     await a_done_layer(database, TODAY, TODAY)
