@@ -26,7 +26,7 @@ from uuid import UUID
 
 import structlog
 
-from rota.accounting import allocations
+from rota.accounting import allocations, show_isolation
 from rota.accounting.live import reader as live_reader
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.ledger import LiveLedger
@@ -35,7 +35,7 @@ from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.redis.keys import ACCT_SHOW
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import Unavailable
+from rota.model.errors import PostgresBusy, Unavailable
 from rota.model.ids import ShowId
 from rota.model.settings.accounting import AccountingSettings
 
@@ -56,7 +56,6 @@ READY_POLL_INTERVAL_S: Final = 0.05
 FLUSH_INTERVAL_S: Final = 0.5
 TOMBSTONES_MAX: Final = 100_000
 """Maximum tombstones of one fence; beyond it the fence of the show is raised, which makes them obsolete."""
-PRUNES_PER_ROUND: Final = 100
 
 
 class AccountingMaintenance(LeaderLoop):
@@ -82,6 +81,8 @@ class AccountingMaintenance(LeaderLoop):
     async def run(self, life: Lifecycle) -> None:
         """Ready once every managed show is seeded, by this replica or another."""
         await self.accounting.check_publishing()
+        with contextlib.suppress(Unavailable):  # the leader repeats it
+            await self.accounting.release_lost()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leadership.serve(life))
             flushing = tasks.create_task(self._flush_loop())
@@ -123,6 +124,7 @@ class AccountingMaintenance(LeaderLoop):
         if self.accounting.live:
             steps += [
                 LeaderStep("look", POLL_INTERVAL_S, self.seed_lagging_shows, wake=unseeded),
+                LeaderStep("release_lost", recompute_s, self.accounting.release_lost, wake=self.accounting.server_left),
                 LeaderStep("recompute", recompute_s, self.recompute, wake=self._seeded),
                 LeaderStep("limits", limits_s, self.reseed_limits, at_once=False),
             ]
@@ -141,12 +143,16 @@ class AccountingMaintenance(LeaderLoop):
         The reconciliation after a seeding is left to the next `recompute` round: its grace would delay all other shows.
         """
         assert self.accounting.live is not None
-        for show, found in (await self.lagging_shows()).items():
-            missing = found.fence is None or await self._exceeds_postgres_fence(show, found.fence)
-            if (missing or not await self.accounting.live.sync_limits(show)) and await seeding.seed(
-                self.accounting.live, show
-            ):
+        live, lagging = self.accounting.live, await self.lagging_shows()
+
+        async def seed(show: ShowId) -> int:
+            fence = lagging[show].fence
+            missing = fence is None or await self._exceeds_postgres_fence(show, fence)
+            if (missing or not await live.sync_limits(show)) and await seeding.seed(live, show):
                 self._seeded.set()
+            return 0
+
+        await show_isolation.for_each(lagging, seed)
 
     async def _exceeds_postgres_fence(self, show: ShowId, fence: int) -> bool:
         """Whether a fence from Redis is above that of PostgreSQL, read after it: then PostgreSQL did not issue it."""
@@ -158,10 +164,22 @@ class AccountingMaintenance(LeaderLoop):
         scan_slot = asyncio.Semaphore(1)
         async with asyncio.TaskGroup() as tasks:
             counts = [
-                tasks.create_task(self._recompute(self.accounting.live, show, scan_slot))
+                tasks.create_task(self._recompute_or_busy(self.accounting.live, show, scan_slot))
                 for show in await self.accounting.managed_shows()
             ]
-        reconcile.LIVE_TOKENS.set(sum(task.result() for task in counts))
+        found = [task.result() for task in counts]
+        if busy := [each for each in found if isinstance(each, PostgresBusy)]:
+            raise busy[0]
+        reconcile.LIVE_TOKENS.set(sum(each for each in found if isinstance(each, int)))
+
+    async def _recompute_or_busy(
+        self, live: LiveLedger, show: ShowId, scan_slot: asyncio.Semaphore
+    ) -> int | PostgresBusy:
+        """A locked show does not cancel the others."""
+        try:
+            return await self._recompute(live, show, scan_slot)
+        except PostgresBusy as busy:
+            return busy
 
     async def _recompute(self, live: LiveLedger, show: ShowId, scan_slot: asyncio.Semaphore) -> int:
         found = None
@@ -181,9 +199,8 @@ class AccountingMaintenance(LeaderLoop):
         for show, count in tombstones.items():
             if count > TOMBSTONES_MAX:
                 await self.accounting.raise_fence(show)
-        for _ in range(PRUNES_PER_ROUND):
-            if not await allocations.prune_tombstones(self.accounting.database):
-                return
+        while await allocations.prune_tombstones(self.accounting.database):
+            pass
 
     async def reseed_limits(self) -> None:
         assert self.accounting.live is not None

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 from redis.asyncio import Redis
 
-from rota.accounting import allocations
+from rota.accounting import allocations, show_isolation
 from rota.accounting.admin import QuotaAdmin
 from rota.accounting.ledger import (
     BookingBatch,
@@ -32,6 +32,7 @@ from rota.accounting.ledger import (
     record_outcomes,
     retryable_groups,
 )
+from rota.accounting.live import reader as live_reader
 from rota.accounting.live.ledger import LiveLedger, outcomes_from_rows
 from rota.accounting.live.release_publisher import MISCONFIGURED, NullReleasePublisher, ReleasePublisher
 from rota.accounting.live.seeding import drop_show, seed
@@ -72,6 +73,8 @@ class AccountingService:
         self.publisher: ReleasePublisher = self.live.publisher if self.live else NullReleasePublisher()
         self.unseeded = asyncio.Event()
         """Set when a booking found a managed show that is not seeded in Redis."""
+        self.server_left = asyncio.Event()
+        """Set when another server has died, perhaps between the end of frames in PostgreSQL and their release here."""
         self._clock = clock or SystemClock()
         self._remember_s = remember_s
         self._managed: dict[ShowId, bool] = {}
@@ -130,6 +133,30 @@ class AccountingService:
                     remedy="the next reconciliation repairs it",
                 )
         return released
+
+    async def release_lost(self) -> int:
+        """Release tokens in Redis whose frames ended in PostgreSQL, in every managed show; returns how many.
+
+        A server that died in between has left them; its frames cannot be told from running ones by Redis alone. Every
+        step is safe beside bookings and releases of others, because both are idempotent by token.
+        """
+        live = self.live
+        if live is None:
+            return 0
+
+        async def release(show: ShowId) -> int:
+            keys, lost = live.keys.show_keys(str(show)), 0
+            for numbers in live_reader.chunked(await live_reader.buckets(live.client, keys)):
+                held = await live_reader.held_tokens(live.client, keys, numbers)
+                tombstoned = await allocations.tombstoned(self.database, show, held) if held else set()
+                lost += await live.release_tombstoned(show, fences[show], tombstoned) if tombstoned else 0
+            if lost:
+                log.warning("lost_releases_repaired", show=str(show), tokens=lost)
+                await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
+            return lost
+
+        fences = await self.managed_shows()
+        return await show_isolation.for_each(fences, release)
 
     async def is_managed(self, show: ShowId) -> bool:
         if self._clock.monotonic() - self._read_at_s > self._remember_s:

@@ -31,6 +31,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -104,7 +105,7 @@ class Engine:
         self.events = PublishedEvents(self.event_publisher)
         silent_s = silent_after_s(settings.worker.heartbeat_interval)
         self.registry = WorkerRegistry(limits=settings.routing, ttl_s=max(settings.registry.worker_ttl, silent_s))
-        self.members = ClusterMembership(bus, self.registry.set_ownership, self.leases.owner)
+        self.members = ClusterMembership(bus, self._members_changed, self.leases.owner)
         self.completions = CompletionPublisher(database, self.accounting, self.events)
         self.canceller = JobCanceller(database, bus, queue, self.completions)
         checker = self._build_output_checker(settings, output_checks[0]) if output_checks is not None else None
@@ -165,6 +166,10 @@ class Engine:
 
     def _build_output_checker(self, settings: Settings, policy: OutputPolicySource) -> SyncOutputChecker:
         return SyncOutputChecker(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
+
+    def _members_changed(self, owns_worker: Callable[[UUID], bool]) -> None:
+        self.registry.set_ownership(owns_worker)
+        self.accounting.server_left.set()
 
     async def declare(self) -> None:
         """Create the streams and consumers that this replica needs."""

@@ -15,13 +15,17 @@ from rota.infra.lease import leader_loop
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, ServiceState
 from rota.model.backoff import Backoff
-from rota.model.errors import RedisUnavailable
+from rota.model.errors import PostgresBusy, RedisUnavailable
 from rota.model.quota import Level
 from tests.contract.ledger_suite import outcome_of, sql
 from tests.integration.accounting.accounting_support import ShowQuota
 from tests.support.waiting import until
 
 TOMBSTONES = sql("SELECT count(*) FROM rota.proc_grave")
+OLD_TOMBSTONES = sql(
+    """INSERT INTO rota.proc_grave (pk_show, token_first, token_last, int_fence)
+       SELECT $1::uuid, 2 * n, 2 * n, 0 FROM generate_series(1, $2::integer) AS n"""
+)
 SPOIL = sql("UPDATE rota.subscription SET int_cores = 77777")
 NEVER_S = 3600
 
@@ -172,6 +176,7 @@ async def test_failed_immediate_reconciliation_is_retried_shortly_after(quota, m
         return await real(*args, **more)
 
     monkeypatch.setattr(reconcile, "reconcile_show", reconcile_show)
+    monkeypatch.setattr(quota.accounting, "release_lost", lambda: asyncio.sleep(0))  # it would repair this one earlier
     await quota.book(range(4))
     await quota.release([0, 1], by=quota.other_service())  # committed in PostgreSQL, never published to Redis
     async with running(quota.maintenance(recompute_interval_seconds=NEVER_S)):
@@ -248,6 +253,61 @@ async def test_too_many_tombstones_raise_the_fence_and_are_pruned(quota, monkeyp
     assert (await quota.book([20])).booked == [20]
     assert await quota.book([2]) == outcome_of(already=[2])
     assert await quota.agrees()
+
+
+async def test_any_number_of_obsolete_tombstones_is_pruned_in_one_round(quota):
+    await quota.database.run(OLD_TOMBSTONES, quota.show, 101_000)
+    await quota.maintenance().prune_tombstones()
+    assert await quota.database.value(TOMBSTONES) == 0
+
+
+async def lose_releases(quota, tokens):
+    """As a server that dies between the end of frames in PostgreSQL and their release in Redis."""
+    await allocations.delete(quota.database, quota.show, tokens)
+    assert not await quota.agrees()
+
+
+async def test_release_lost_by_a_dead_server_is_repaired_at_the_start_of_another(quota):
+    await quota.book(range(6))
+    await lose_releases(quota, [0, 1, 5])
+    with capture_logs() as logged:
+        async with running(quota.maintenance(recompute_interval_seconds=NEVER_S)) as [service]:
+            await service.wait_for(ServiceState.READY)
+            assert await quota.agrees()
+    [line] = [line for line in logged if line["event"] == "lost_releases_repaired"]
+    assert line["tokens"] == 3
+
+
+async def test_release_lost_by_a_server_that_did_not_lead_is_repaired_when_it_left(quota):
+    goose = await ShowQuota(quota.accounting).make(name="goose")
+    await quota.book(range(6))
+    await goose.book([11, 12])
+    async with running(quota.maintenance(recompute_interval_seconds=NEVER_S)) as [service]:
+        await service.wait_for(ServiceState.READY)
+        await until(lambda: not quota.accounting.server_left.is_set() and service.state is ServiceState.READY)
+        await lose_releases(quota, [2, 3])
+        await lose_releases(goose, [12])
+        quota.accounting.server_left.set()
+        await until(quota.agrees, within_s=5, what="the repair of the first show")
+        await until(goose.agrees, within_s=5, what="the repair of the second show")
+    assert (await quota.book([20, 21])).booked == [20, 21]
+
+
+async def test_lock_timeout_in_one_show_does_not_hold_up_the_seeding_of_others(quota, monkeypatch):
+    goose = await ShowQuota(quota.accounting).make(name="goose")
+    await quota.live.client.flushdb()
+    seed = seeding.seed
+
+    async def seed_unless_locked(live, show):
+        if show == min(quota.show, goose.show):
+            raise PostgresBusy("canceling statement due to lock timeout")
+        return await seed(live, show)
+
+    monkeypatch.setattr(seeding, "seed", seed_unless_locked)
+    with pytest.raises(PostgresBusy):
+        await quota.maintenance().seed_lagging_shows()
+    other = max(quota.show, goose.show)
+    assert other not in await quota.maintenance().lagging_shows()
 
 
 async def test_tables_of_unmanaged_shows_are_recalculated_and_of_managed_ones_mirrored(quota):

@@ -142,6 +142,23 @@ async def buckets(client: Redis, keys: ShowRedisKeys, below: int | None = None, 
     return [number for number in numbers if number is not None]
 
 
+async def held_tokens(client: Redis, keys: ShowRedisKeys, numbers: Sequence[int]) -> list[int]:
+    """The tokens that Redis holds in these buckets; an unreadable bucket has none."""
+    with translate_errors(client):
+        pipe = client.pipeline(transaction=False)
+        for bucket in numbers:
+            pipe.hkeys(keys.tokens(bucket))
+        answers = await pipe.execute(raise_on_error=False)
+    tokens: list[int] = []
+    for bucket, answer in zip(numbers, answers, strict=True):
+        if isinstance(answer, list):
+            places = (_parse_int(each) for each in answer)
+            tokens += [(bucket << script_args.SPAN_BITS) + place for place in places if place is not None]
+        elif not isinstance(answer, ResponseError):
+            raise answer
+    return tokens
+
+
 async def charge_numbers(client: Redis, keys: ShowRedisKeys, tokens: Iterable[int]) -> dict[int, str]:
     """Charge numbers of those tokens that Redis holds; an unreadable bucket yields none."""
     by_bucket: dict[int, list[int]] = {}
