@@ -29,7 +29,7 @@ from rota.model.job_states import FrameState, JobState, worst_state
 from rota.model.jobs.frame_ranges import FrameSet
 from rota.model.jobs.submission import decode_details
 from rota.model.jobs.validation import ValidatedLayer, ValidatedSubmission
-from rota.model.jobs.work import Work
+from rota.model.jobs.work import Work, work_view
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.reasons import Reason
 from rota.model.token_ranges import to_ranges
@@ -213,7 +213,7 @@ class SimulatedJob:
             number=number,
             name=plan.name,
             queue=f"{self.plan.show}/{self.plan.folder}/{self.plan.topic}",
-            work=_WORK_DECODER.decode(plan.work),
+            work=work_view(_WORK_DECODER.decode(plan.work)),
             input=plan.input,
             frames=plan.frames,
             counts=counts,

@@ -47,7 +47,7 @@ async def test_job_approved_by_another_operator_runs(api, kernel):
     assert (listed["subject"], listed["rule"], listed["principal"], listed["agreed"]) == (job, "money", "k1", 0)
     shown = (await ann.get(f"/approvals/{job}")).json()
     assert shown["approval"] == listed
-    assert shown["job"]["layers"][0]["work"][0] == "noop"
+    assert shown["job"]["layers"][0]["work"]["task"] == "noop"
     assert shown["job"]["policy"]["rule"] == "money"
     [why] = [each for each in (await sam.get(f"/jobs/{job}/explain")).json()["reasons"] if each["tier"] == "blocked"]
     assert (

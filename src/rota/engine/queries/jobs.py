@@ -17,7 +17,7 @@ from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job_states import TERMINAL_STATES, FrameState, JobState
 from rota.model.jobs.frame_ranges import FrameSet
 from rota.model.jobs.submission import SubmissionDetails, decode_details
-from rota.model.jobs.work import Work
+from rota.model.jobs.work import Work, WorkView, work_view
 from rota.model.policy.decision import PolicyDecision, PolicyEffect, Remediation
 
 GET = query(__package__, "jobs_get")
@@ -40,7 +40,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     name: str
     queue: str
-    work: Work
+    work: WorkView
     input: bytes | None = None
     input_at: str | None = None
     frames: FrameSet
@@ -342,7 +342,7 @@ def _layer(kept: _LayerRow, running: int, *, live: bool) -> Layer:
         number=kept.number,
         name=kept.name,
         queue=kept.queue,
-        work=msgspec.msgpack.decode(kept.work, type=Work) if kept.work else Work(),
+        work=work_view(msgspec.msgpack.decode(kept.work, type=Work) if kept.work else Work()),
         input=kept.input,
         input_at=kept.input_at,
         frames=FrameSet(

@@ -246,7 +246,7 @@ class EngineReconciler(LeaderLoop):
         strangers = [run for worker in self.registry.workers.values() for run in worker.unbooked]
         if strangers:
             await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(strangers, "not booked")))
-        after = -1
+        after, stale = -1, set[UUID]()
         while True:
             rows = await self.database.rows(ALL_PROCS, after, PAGE_SIZE)
             now = self._clock.monotonic()
@@ -263,11 +263,13 @@ class EngineReconciler(LeaderLoop):
                     stop.append(row["token"])
                 elif row["work"] is not None and row["age_s"] > self._running_timeout_s(row["work"]):
                     overdue[row["pk_host"]].append(row["token"])
+                    stale.add(row["pk_job"])
             await self._requeue_unreported(unreported)
             await self._time_out(overdue)
             if stop:
                 await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(stop))))
             if len(rows) < PAGE_SIZE:
+                STALE_JOBS.labels("RUNNING").set(len(stale))
                 return
             after = rows[-1]["token"]
 
@@ -283,7 +285,6 @@ class EngineReconciler(LeaderLoop):
                 self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
 
     async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
-        STALE_JOBS.labels("RUNNING").set(sum(len(tokens) for tokens in overdue.values()))
         for worker, tokens in overdue.items():
             for part in _batches(tokens):
                 ends = [AttemptResult(token, AttemptStatus.TIMEOUT, code="running_timeout") for token in part]

@@ -74,3 +74,49 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     """Total size of these files allowed by a policy; 0: no limit."""
     fail_fast: bool = False
     """The first frame that fails permanently ends the job."""
+
+
+class RetriesView(msgspec.Struct, frozen=True):
+    """When a failed attempt is retried."""
+
+    most: int
+    first_s: float
+    longest_s: float
+    on: tuple[FailureKind, ...]
+    lost: int
+
+
+class ProcessLimitsView(msgspec.Struct, frozen=True):
+    """Limits of one process of a command; 0: no limit."""
+
+    cpu_s: int
+    address_mb: int
+    open_files: int
+    file_mb: int
+
+
+class WorkView(msgspec.Struct, frozen=True):
+    """What a layer runs, as the API shows it: `Work` with named fields, in an order that does not vary."""
+
+    task: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    timeout_s: float
+    kill_after_s: float
+    cores: int
+    """In hundredths."""
+    gpus: int
+    memory_mb: int
+    retries: RetriesView
+    limits: ProcessLimitsView
+    artifacts: tuple[str, ...]
+    artifact_bytes_max: int
+    fail_fast: bool
+
+
+def work_view(work: Work) -> WorkView:
+    retries = RetriesView(
+        **{**msgspec.structs.asdict(work.retries), "on": tuple(sorted(work.retries.on))}  # a set has no order
+    )
+    limits = ProcessLimitsView(**msgspec.structs.asdict(work.limits))
+    return WorkView(**{**msgspec.structs.asdict(work), "retries": retries, "limits": limits})

@@ -25,7 +25,7 @@ from rota.model.jobs.validation import (
     ValidatedSubmission,
     validate_submission,
 )
-from rota.model.jobs.work import Work
+from rota.model.jobs.work import WorkView
 from rota.model.workflows.compiler import CompiledStep
 from rota.model.workflows.run_state import RecordCompensation
 
@@ -47,7 +47,7 @@ class CompensatedJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     labels: dict[str, str]
     details: SubmissionDetails
-    work: Work
+    work: WorkView
     input: Any
 
 

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 PROCS = sql("SELECT count(*) FROM rota.proc")
 LOST = sql("SELECT count(*) FROM rota.worker WHERE state = 'lost'")
 PROCS_OF_20_S = sql(
-    """SELECT p.token, p.pk_host, 20.0::float8 AS age_s, false AS ended, NULL::bytea AS work
+    """SELECT p.token, p.pk_host, p.pk_job, 20.0::float8 AS age_s, false AS ended, NULL::bytea AS work
        FROM rota.proc p WHERE p.token > $1::bigint ORDER BY p.token LIMIT $2::integer"""
 )
 
@@ -89,3 +89,23 @@ async def test_heartbeat_interval_of_20_s_does_not_lose_frames_booked_after_the_
     worker.held = []
     await farm.replica.engine.recovery.reconcile_allocations()
     assert await farm.database.value(PROCS) == procs
+
+
+async def test_running_timeout_ends_the_frames_and_counts_the_jobs(farm, monkeypatch):
+    """Two frames of one job and one of another, on as many pages: two jobs are overdue."""
+    monkeypatch.setattr(reconciler, "PAGE_SIZE", 1)
+    monkeypatch.setattr(reconciler, "GRACE_S", -3600.0)
+    await farm.worker()
+    gate = hanging("x")
+    jobs = [await farm.submit("hang", "x", frames=2), await farm.submit("hang", "x")]
+    await farm.running("x", 3)
+    [worker] = farm.replica.engine.registry.workers.values()
+    heard(farm.replica, seconds_ago=1.0)
+    worker.held = [(0, 2**40)]
+    recovery = farm.replica.engine.recovery
+    monkeypatch.setattr(recovery, "_limits", msgspec.structs.replace(recovery._limits, running_timeout=60.0))
+    await recovery.reconcile_allocations()
+    assert reconciler.STALE_JOBS.labels("RUNNING")._value.get() == 2
+    for job in jobs:
+        assert await farm.ended(job) == "TIMEOUT"
+    gate.set()
