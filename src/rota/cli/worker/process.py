@@ -16,7 +16,7 @@ import msgspec
 from rota.infra import loop
 from rota.infra.nats import NatsTarget
 from rota.infra.nats.topology import streams
-from rota.infra.replica import replica_name
+from rota.infra.replica import process_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.model.errors import InvalidInput, InvalidSetting, SetupFailed
 from rota.model.jobs.work import ProcessLimits
@@ -131,7 +131,7 @@ def _listener_services(supervisor: Supervisor, settings: Settings) -> list[Servi
 
 def build_registration(settings: Settings, args: WorkerArgs) -> RegistrationInfo:
     return RegistrationInfo(
-        name=args.name or replica_name(),
+        name=args.name or process_name(),
         pool=args.pool or settings.worker.pool,
         slots=args.slots or settings.worker.slots,
         cores=host_metrics.cores() if args.cores is None else parse_cores(args.cores),
@@ -160,7 +160,7 @@ def nats_target(settings: Settings) -> NatsTarget:
         prefix=nats.prefix,
         connect_timeout_s=nats.connect_timeout,
         publish_timeout_s=nats.publish_timeout,
-        name=replica_name(),
+        name=process_name(),
     )
 
 

@@ -41,7 +41,8 @@ MESSAGES_HANDLED = metrics.counter(
 
 DEAD_LETTER_RETRY_S = 5.0
 REDELIVERY_BACKOFF = Backoff(first_s=1.0, longest_s=30.0)
-OUTAGE_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
+OUTAGE_BACKOFF = Backoff(first_s=0.5, longest_s=3.0)
+"""Short, because work that has ended keeps its quota until its result is handled."""
 MAX_CONCURRENT_SINGLES = 8
 """Messages of a failed batch that are retried concurrently, so that a hanging one does not block the rest."""
 _jitter = SystemRandom().random
