@@ -196,11 +196,15 @@ class AccountingMaintenance(LeaderLoop):
         """Raise the fence of shows with too many tombstones, and remove those that a higher fence made obsolete."""
         tombstones = await allocations.count_tombstones(self.accounting.database)
         TOMBSTONES.set(sum(tombstones.values()))
-        for show, count in tombstones.items():
-            if count > TOMBSTONES_MAX:
-                await self.accounting.raise_fence(show)
+        too_many = [show for show, count in tombstones.items() if count > TOMBSTONES_MAX]
+        with contextlib.suppress(PostgresBusy):  # a locked show is tried again in the next round
+            await show_isolation.for_each(too_many, self._raise_fence)
         while await allocations.prune_tombstones(self.accounting.database):
             pass
+
+    async def _raise_fence(self, show: ShowId) -> int:
+        await self.accounting.raise_fence(show)
+        return 1
 
     async def reseed_limits(self) -> None:
         assert self.accounting.live is not None

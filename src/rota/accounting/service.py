@@ -149,7 +149,11 @@ class AccountingService:
             for numbers in live_reader.chunked(await live_reader.buckets(live.client, keys)):
                 held = await live_reader.held_tokens(live.client, keys, numbers)
                 tombstoned = await allocations.tombstoned(self.database, show, held) if held else set()
-                lost += await live.release_tombstoned(show, fences[show], tombstoned) if tombstoned else 0
+                try:
+                    lost += await live.release_tombstoned(show, fences[show], tombstoned) if tombstoned else 0
+                except ScriptFailed as error:
+                    log.warning("lost_release_failed", show=str(show), code=error.code)
+                    return lost
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))

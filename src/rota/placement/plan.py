@@ -78,8 +78,10 @@ class PlacementPlan:
 class CapacityReservation:
     """Capacity reserved by a plan, until `WorkerRegistry.unreserve`."""
 
-    __slots__ = ("need", "shares")
+    __slots__ = ("need", "refusals", "shares")
 
-    def __init__(self, need: Resources, shares: list[tuple[WorkerInfo, int]]) -> None:
+    def __init__(self, need: Resources, shares: list[tuple[WorkerInfo, int]], refusals: int) -> None:
         self.need = need
         self.shares = shares
+        self.refusals = refusals
+        """How many plans had found no capacity before: only later ones may have missed this one."""

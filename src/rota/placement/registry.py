@@ -77,6 +77,9 @@ class WorkerRegistry:
         self._ties = random.Random(seed)  # noqa: S311 - not a secret; tests may set the seed
         self._owned: Callable[[UUID], bool] = _owns_all
         self._lost: dict[UUID, None] = {}
+        self._lost_heard: set[UUID] = set()
+        self._refusals = 0
+        """Plans that found no capacity at all."""
         self._rankings: dict[PlacementRequirements, list[WorkerRanking]] = {}
         self._changes: dict[WorkerInfo, int] = {}
         self._change = 0
@@ -100,6 +103,11 @@ class WorkerRegistry:
                 self._mark_changed(worker)
         self._announce_capacity()
 
+    def take_lost_heard(self) -> set[UUID]:
+        """Lost workers that have sent a heartbeat since the last call: they do not know yet that they are lost."""
+        heard, self._lost_heard = self._lost_heard, set()
+        return heard
+
     def _announce_capacity(self) -> None:
         for listener in self.capacity_listeners:
             listener()
@@ -108,6 +116,7 @@ class WorkerRegistry:
         """Apply a heartbeat. Raises InvalidInput for impossible values."""
         validate_heartbeat(beat)
         if beat.worker in self._lost:
+            self._lost_heard.add(beat.worker)
             return HeartbeatOutcome.LOST
         worker = self.workers.get(beat.worker)
         outcome = HeartbeatOutcome.NEW if worker is None else HeartbeatOutcome.KNOWN
@@ -217,6 +226,8 @@ class WorkerRegistry:
         rankings = [ranking for ranking in self._current_rankings(requirements) if ranking.pool.id not in without]
         plan = self._make_plan(requirements, n, rankings, self._select_workers(workers), now)
         metrics.count_planned(plan.planned, n - plan.planned, plan.refusal)
+        if not plan.planned:
+            self._refusals += 1
         return plan
 
     def preview_plan(
@@ -259,7 +270,7 @@ class WorkerRegistry:
             self._uses += 1
             worker.used = self._uses
             self._mark_changed(worker)
-        return CapacityReservation(plan.need, shares)
+        return CapacityReservation(plan.need, shares, self._refusals)
 
     def shrink(self, reservation: CapacityReservation, frames: int) -> None:
         """Keep the reservation for the first `frames` of the plan, and release the rest."""
@@ -274,14 +285,14 @@ class WorkerRegistry:
                 released.append((worker, n - keep))
         reservation.shares = kept
         self._release(reservation.need, released)
-        if released:
+        if released and self._refusals != reservation.refusals:
             self._announce_capacity()
 
     def unreserve(self, reservation: CapacityReservation, *, allocated: int = 0) -> None:
         """Release the reservation, of which so many frames were just allocated. Calling it again has no effect."""
         shares, reservation.shares = reservation.shares, []
         self._release(reservation.need, shares)
-        if sum(n for _, n in shares) > allocated:
+        if sum(n for _, n in shares) > allocated and self._refusals != reservation.refusals:
             self._announce_capacity()
 
     def _release(self, need: Resources, shares: Iterable[tuple[WorkerInfo, int]]) -> None:

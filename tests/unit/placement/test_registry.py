@@ -260,6 +260,7 @@ def test_shrunk_reservation_keeps_the_first_frames_and_announces_the_rest():
     plan = fleet.registry.plan(FRAME, 8)
     held = fleet.registry.reserve(plan)
     fleet.registry.capacity_listeners.append(lambda: notified.append(1))
+    assert not fleet.registry.plan(FRAME, 1).planned
     fleet.registry.shrink(held, 8)
     assert (fleet.registry.fitting_frames(FRAME), notified) == (0, [])
     fleet.registry.shrink(held, 5)
@@ -275,10 +276,14 @@ def test_unreserved_capacity_that_was_not_allocated_is_announced():
     fleet = Fleet()
     fleet.beat(slots=4)
     notified = []
-    held = fleet.registry.reserve(fleet.registry.plan(FRAME, 4))
     fleet.registry.capacity_listeners.append(lambda: notified.append(1))
+    held = fleet.registry.reserve(fleet.registry.plan(FRAME, 4))
+    assert not fleet.registry.plan(FRAME, 1).planned
     fleet.registry.unreserve(held, allocated=3)
     assert notified == [1]
+    held = fleet.registry.reserve(fleet.registry.plan(FRAME, 4))
+    fleet.registry.unreserve(held)
+    assert notified == [1], "no plan has missed it"
 
 
 def test_reservation_of_a_removed_worker_is_unreserved_safely():
@@ -440,6 +445,15 @@ def test_invalid_heartbeat_is_refused(heartbeat):
     with pytest.raises(InvalidInput, match="update the worker"):
         fleet.beat(**heartbeat)
     assert not fleet.registry.workers
+
+
+def test_lost_worker_that_is_heard_again_is_told_once_per_heartbeat():
+    fleet = Fleet()
+    fleet.beat()
+    fleet.registry.remove(id_of("w"), lost=True)
+    assert fleet.registry.take_lost_heard() == set()
+    fleet.beat()
+    assert (fleet.registry.take_lost_heard(), fleet.registry.take_lost_heard()) == ({id_of("w")}, set())
 
 
 def test_capacity_callback_fires_when_more_frames_may_fit():

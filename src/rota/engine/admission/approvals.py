@@ -34,7 +34,14 @@ from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.approvals import Approval, ApprovalState, Voter, check_pending, check_voter
-from rota.model.errors import ApprovalNotActionable, ApprovalStale, InvalidInput, NotFound, PostgresUnavailable
+from rota.model.errors import (
+    ApprovalNotActionable,
+    ApprovalStale,
+    InvalidInput,
+    NotFound,
+    PostgresBusy,
+    PostgresUnavailable,
+)
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason
@@ -156,9 +163,9 @@ class Approver:
         for each in await self.approvals.overdue(EXPIRE_BATCH_MAX):
             try:
                 expired += await self._expire(each)
-            except PostgresUnavailable:
-                raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, PostgresUnavailable) and not isinstance(error, PostgresBusy):
+                    raise
                 log.exception("approval_expiry_failed", approval=str(each))
         await self.approvals.update_metrics()
         return expired

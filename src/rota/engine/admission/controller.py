@@ -56,7 +56,7 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Acknowledgement, ConsumerSpec, Delivery, Terminate
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.errors import BreakerOpen, PostgresUnavailable, Unavailable
+from rota.model.errors import BreakerOpen, PostgresBusy, PostgresUnavailable, Unavailable
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.policy.decision import Kernel, PolicyDecision, PolicyEffect
@@ -172,10 +172,18 @@ class AdmissionController:
         """Decide one batch; if the policy fails on it, each job alone, so that one bad job does not block others."""
         try:
             return [await self.decide(jobs)]
-        except PostgresUnavailable:
-            raise
-        except Exception:  # noqa: BLE001 - logged for the single job that causes it
-            return [await self._decide_single(job) for job in jobs]
+        except Exception as error:
+            if isinstance(error, PostgresUnavailable) and not isinstance(error, PostgresBusy):
+                raise
+        outcomes, busy = [], None
+        for job in jobs:
+            try:
+                outcomes.append(await self._decide_single(job))
+            except PostgresBusy as error:
+                busy = error
+        if busy is not None:
+            raise busy
+        return outcomes
 
     async def _decide_single(self, job: JobId) -> AdmissionOutcome:
         try:

@@ -40,6 +40,7 @@ from rota.model.errors import (
     BlobCorrupted,
     BlobMissing,
     NatsUnavailable,
+    PostgresBusy,
     PostgresUnavailable,
     RedisUnavailable,
     SetupFailed,
@@ -249,6 +250,8 @@ class Assigner:
                     BookingOutcome(declined=dict.fromkeys(group.tokens, DeclineReason.REDIS_OFF)) for group in groups
                 ]
             except PostgresUnavailable as error:
+                if isinstance(error, PostgresBusy) and not streak:
+                    raise  # nothing was booked: the round ends, and other shows go on
                 streak += 1
                 log.warning("booking_outcome_unknown", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))

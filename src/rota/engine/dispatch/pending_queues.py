@@ -211,7 +211,7 @@ class PendingQueues:
     def exclude_pool(self, pending: PendingQueue, pool: PoolId, asked: BookingMoment) -> None:
         """The show's share of this pool refused: try the other eligible pools before backing off."""
         pending.reason = Reason.QUOTA_SUBSCRIPTION
-        if asked == BookingMoment.of(pending):
+        if asked.resets == pending.resets:
             pending.full[pool] = self._clock.monotonic() + BACKOFF_S
 
     def excluded_pools(self, pending: PendingQueue) -> set[PoolId]:

@@ -37,7 +37,7 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease
 from rota.infra.postgres import query
 from rota.infra.telemetry import metrics
-from rota.model.errors import Unavailable
+from rota.model.errors import PostgresBusy, Unavailable
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.jobs.work import Work
@@ -75,7 +75,7 @@ FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
 """Limit for the first heartbeat: after registration, and after this replica began to listen. NATS clients reconnect
 within 5 s."""
 ALLOCATION_CHECK_INTERVAL_S: Final = 5.0
-DELIVERY_S: Final = 5.0
+DELIVERY_S: Final = 8.0
 """A booking reaches its worker within this time."""
 BROADCAST_INTERVAL_S: Final = 5.0
 LOST_BROADCAST_S: Final = 600.0
@@ -315,10 +315,10 @@ class EngineReconciler(LeaderLoop):
         for retries_left in reversed(range(1 + self._limits.max_retries_per_job)):
             try:
                 await end()
-            except Unavailable:
-                raise
-            except Exception:
-                # Any failure concerns this job only; the pass goes on with the others.
+            except Exception as error:
+                if isinstance(error, Unavailable) and not isinstance(error, PostgresBusy):
+                    raise
+                # Any other failure, such as a lock, concerns this job only; the pass goes on with the others.
                 if not retries_left:
                     self._skipped_until[job] = self._clock.monotonic() + self._limits.poll_interval
                     log.exception("job_termination_failed", job=str(job), rest_s=self._limits.poll_interval)
@@ -332,7 +332,8 @@ class EngineReconciler(LeaderLoop):
             worker.id for worker in self.registry.workers.values() if now - worker.last_heartbeat_at < self._silent_s
         ]
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
-        liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], [*self._lost, *unknown])
+        lost = {*self._lost, *unknown, *self.registry.take_lost_heard()}
+        liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], sorted(lost))
         await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))
 
 

@@ -32,7 +32,7 @@ from rota.infra.service.lifecycle import EndedEarly, Lifecycle, cancelled_from_i
 from rota.infra.telemetry import metrics
 from rota.infra.telemetry.redaction import redact_text
 from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, NatsUnavailable, RotaError
+from rota.model.errors import InvalidInput, NatsUnavailable, PostgresBusy, RotaError
 
 log = structlog.get_logger(__name__)
 MESSAGES_HANDLED = metrics.counter(
@@ -100,7 +100,7 @@ class BatchProcessor:
         try:
             return await self._retry_while_unavailable(batch[0].consumer, lambda: self._handle(batch), lifecycle)
         except Exception as error:  # noqa: BLE001 - no error may acknowledge the batch
-            if only_unavailable(error):
+            if _is_outage(error):
                 return [Nak()] * len(batch)
             if len(batch) > 1:
                 return await self._decide_individually(batch, lifecycle)
@@ -133,7 +133,7 @@ class BatchProcessor:
             try:
                 return await self._with_timeout(consumer, work)
             except Exception as error:
-                if not only_unavailable(error):
+                if not _is_outage(error):
                     raise
                 attempts += 1
                 log.warning("handler_server_unavailable", consumer=consumer, reason=str(error))
@@ -210,3 +210,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RotaError):
         return redact_text(error.sentence)
     return redact_text(f"{type(error).__name__}: {error}")
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether a server is unavailable for every message. A lock may concern one of them: others do not wait for it."""
+    return only_unavailable(error) and not isinstance(error, PostgresBusy)

@@ -1,10 +1,14 @@
 """What the reconciler concludes from heartbeats that do not come, or do not list a frame."""
 
+import asyncio
+
 import msgspec
 import pytest
 
 from rota.engine.recovery import reconciler
+from rota.model.protocol import LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode
 from rota.model.settings import Settings
+from rota.placement.registry import HeartbeatOutcome
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until
@@ -109,3 +113,20 @@ async def test_running_timeout_ends_the_frames_and_counts_the_jobs(farm, monkeyp
     for job in jobs:
         assert await farm.ended(job) == "TIMEOUT"
     gate.set()
+
+
+async def test_new_leader_tells_a_worker_that_another_leader_declared_lost(farm):
+    """The leader that declared it lost has died since; the worker was disconnected and comes back."""
+    await running_frame(farm)
+    [worker] = farm.replica.engine.registry.workers
+    heard(farm.replica, seconds_ago=36.0)
+    await until(lambda: farm.database.value(LOST), what="the reconciler to declare it lost")
+    await until(lambda: "x" in seen.get("stopped", []), what="the frame to stop, because its worker was told")
+    recovery = farm.replica.engine.recovery
+    recovery._lost.clear()
+    beat = Heartbeat(worker=worker, name="w", pool="local", slots=8, cores=800, number=99)
+    async with farm.replica.bus.subscribe_core(LIVENESS_SUBJECT) as messages, asyncio.timeout(10):
+        assert farm.replica.engine.registry.record_heartbeat(beat) is HeartbeatOutcome.LOST
+        await recovery._broadcast_liveness()
+        while worker not in decode(WorkerLiveness, (await messages.get()).data).lost:
+            pass
