@@ -223,7 +223,9 @@ async def test_redis_restart_without_data_fails_rounds_but_not_the_service(datab
             quota.accounting.unseeded.set()
             await until(lambda: "accounting_round_failed" in [line["event"] for line in logged], what="a failed round")
             await server.restart()
-            await until(quota.agrees, within_s=5, what="Redis to be seeded")
+            fence = await quota.fence()
+            await until(lambda: quota.live.is_seeded(quota.show, fence), what="Redis to be seeded")
+            await until(quota.agrees, within_s=5, what="a reconciliation")
             assert (await quota.book(range(4, 9))).booked == [4, 5]
             assert service.state is ServiceState.READY
     await client.aclose()
