@@ -52,6 +52,7 @@ from rota.accounting.live.release_publisher import FAILED, RELEASE
 from rota.accounting.live.seeding import seed
 from rota.accounting.resources import CapsUpdate
 from rota.accounting.service import AccountingService
+from rota.infra.redis import RedisTarget, connect
 from rota.infra.redis.script import LOADS
 from rota.model.errors import RedisUnavailable, ScriptFailed
 from rota.model.quota import Level, Refusal, Resource, Usage
@@ -426,7 +427,10 @@ async def test_publisher_is_not_called_for_unmanaged_shows_or_empty_releases(quo
     assert await quota.release([1, 2, 3]) == [1]
 
 
-async def test_publisher_continues_after_redis_forgets_its_scripts(quota):
+async def test_publisher_continues_after_redis_forgets_its_scripts(database, private_redis):
+    server = await private_redis()  # on the shared one a concurrent test may load the script
+    client = connect(RedisTarget(url=server.url))
+    quota = await ShowQuota(AccountingService(database, client)).make()
     await quota.book(range(40), capped=False)
     loads = LOADS.labels("release")._value.get()
     await quota.live.client.script_flush()
@@ -434,9 +438,9 @@ async def test_publisher_continues_after_redis_forgets_its_scripts(quota):
     booked = await asyncio.gather(*(quota.book([100 + token], capped=False) for token in range(20)))
     assert [token for tokens in released for token in tokens] == list(range(20))
     assert all(outcome.booked for outcome in booked)
-    # Once, unless a concurrent test flushes the same server; infra/test_redis_script.py counts on a private one.
-    assert LOADS.labels("release")._value.get() > loads
+    assert LOADS.labels("release")._value.get() == loads + 1
     assert await quota.agrees()
+    await client.aclose()
 
 
 async def test_publisher_error_is_counted_logged_and_suppressed(quota, monkeypatch):

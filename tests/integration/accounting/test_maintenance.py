@@ -107,10 +107,7 @@ async def test_emptied_redis_is_seeded_automatically(quota):
         await quota.live.client.flushdb()
         await until(quota.agrees, within_s=2 * maintenance.POLL_INTERVAL_S + 3, what="Redis to be seeded")
 
-        async def some():
-            return (await quota.book(range(4, 9))).booked
-
-        assert await until(some, what="the show to be bookable") == [4, 5]
+        assert await until(lambda: newly_booked(quota, range(4, 9)), what="the show to be bookable") == [4, 5]
 
 
 async def test_booking_on_an_unseeded_show_triggers_a_seeding_immediately(quota, monkeypatch):
@@ -120,6 +117,10 @@ async def test_booking_on_an_unseeded_show_triggers_a_seeding_immediately(quota,
         await quota.live.client.flushdb()
         assert (await quota.book([1])).declined == {1: DeclineReason.UNSEEDED}
         await until(lambda: booked(quota, [1]), within_s=5, what="a booking")
+
+
+async def newly_booked(quota, tokens):
+    return (await quota.book(tokens)).booked
 
 
 async def booked(quota, tokens):
@@ -223,10 +224,8 @@ async def test_redis_restart_without_data_fails_rounds_but_not_the_service(datab
             quota.accounting.unseeded.set()
             await until(lambda: "accounting_round_failed" in [line["event"] for line in logged], what="a failed round")
             await server.restart()
-            fence = await quota.fence()
-            await until(lambda: quota.live.is_seeded(quota.show, fence), what="Redis to be seeded")
+            assert await until(lambda: newly_booked(quota, range(4, 9)), what="a seeded show") == [4, 5]
             await until(quota.agrees, within_s=5, what="a reconciliation")
-            assert (await quota.book(range(4, 9))).booked == [4, 5]
             assert service.state is ServiceState.READY
     await client.aclose()
 
@@ -280,13 +279,27 @@ async def test_release_lost_by_a_dead_server_is_repaired_at_the_start_of_another
     assert line["tokens"] == 3
 
 
-async def test_release_lost_by_a_server_that_did_not_lead_is_repaired_when_it_left(quota):
+def recorded(monkeypatch, owner, name):
+    """The results of an async function, as a list that grows with each call."""
+    results, real = [], getattr(owner, name)
+
+    async def record():
+        results.append(await real())
+        return results[-1]
+
+    monkeypatch.setattr(owner, name, record)
+    return results
+
+
+async def test_release_lost_by_a_server_that_did_not_lead_is_repaired_when_it_left(quota, monkeypatch):
     goose = await ShowQuota(quota.accounting).make(name="goose")
     await quota.book(range(6))
     await goose.book([11, 12])
-    async with running(quota.maintenance(recompute_interval_seconds=NEVER_S)) as [service]:
-        await service.wait_for(ServiceState.READY)
-        await until(lambda: not quota.accounting.server_left.is_set() and service.state is ServiceState.READY)
+    leader = quota.maintenance(recompute_interval_seconds=NEVER_S)
+    releases = recorded(monkeypatch, quota.accounting, "release_lost")
+    reconciliations = recorded(monkeypatch, leader, "recompute")
+    async with running(leader):
+        await until(lambda: len(releases) == 2 and len(reconciliations) == 1, what="the steps after the election")
         await lose_releases(quota, [2, 3])
         await lose_releases(goose, [12])
         quota.accounting.server_left.set()

@@ -133,7 +133,6 @@ async def test_candidate_keeps_campaigning_while_the_database_is_read_only(datab
     name = urlsplit(database_url).path[1:]
     await database.run(sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
     read_only = await Database.open(PostgresTarget(url=database_url, pool_max=1))
-    await database.run(sql(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
     leases = Leases(read_only)
     acquire, acquire_calls = leases.acquire, []
 
@@ -146,9 +145,10 @@ async def test_candidate_keeps_campaigning_while_the_database_is_read_only(datab
     try:
         async with leading(leader):
             await until(lambda: len(acquire_calls) > 2 * ATTEMPTS_MAX, what="a third campaign")
-            await read_only.value(sql("SELECT set_config('default_transaction_read_only', 'off', false)"))
+            await database.run(sql(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
             await leader.elected.wait()
     finally:
+        await database.run(sql(f"ALTER DATABASE {name} RESET default_transaction_read_only"))
         await read_only.close()
 
 
