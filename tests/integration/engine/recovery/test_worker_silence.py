@@ -25,7 +25,7 @@ PROCS_OF_20_S = sql(
 async def farm(database_url, redis_url, nats_url, bus_prefix):
     """Its workers send one heartbeat, and no other before `heartbeat_interval`."""
     worker = msgspec.structs.replace(Settings().worker, heartbeat_interval=20.0)
-    registry = msgspec.structs.replace(Settings().registry, snapshot_interval=0.05)
+    registry = msgspec.structs.replace(Settings().registry, snapshot_interval=0.05, worker_ttl=3600.0)
     async with Farm(database_url, redis_url, nats_url, bus_prefix, worker=worker, registry=registry) as farm:
         await farm.show()
         yield farm
