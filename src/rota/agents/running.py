@@ -54,7 +54,7 @@ AgentBody = Callable[[AgentRun], Awaitable[object]]
 
 
 class PreparedBody(ABC):
-    """A body that needs time before it starts, such as for a process. That time is no part of its time limit."""
+    """A body that needs time before it starts, such as for a process. Its time limit does not include that time."""
 
     @abstractmethod
     async def run(self, begin: Callable[[], AgentRun]) -> object:

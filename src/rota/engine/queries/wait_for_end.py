@@ -49,7 +49,7 @@ class EndWaiter:
             self._remove_waiter(job, ended)
 
     def jobs_ended(self, ends: Sequence[JobEnd]) -> None:
-        """For `Finisher.listeners`."""
+        """For `CompletionPublisher.listeners`."""
         for end in ends:
             self._notify(end.job)
 
