@@ -3,6 +3,7 @@
     python -m bench foundations [--quick]
     python -m bench e2e --memory   of `e2e` what takes ten minutes by itself
     python -m bench setup          prepares peers and data beforehand; its time is not counted
+    python -m bench compare REV    this tree against another revision; exit status 1 if it takes over 10 % more CPU time
 
 A benchmark is a module of this package with `run(quick: bool) -> Report`, and `setup()` if it needs anything prepared.
 """
@@ -21,14 +22,20 @@ BENCHES = ("foundations", "accounting", "queue", "e2e", "api", "agents", "policy
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench")
-    parser.add_argument("name", choices=(*BENCHES, "setup"))
+    parser.add_argument("name", choices=(*BENCHES, "setup", "compare"))
+    parser.add_argument("revision", nargs="?", help="compare: the revision to compare this tree with")
+    parser.add_argument("--laps", type=int, default=0, help="compare: pairs of laps (default: 5, quick: 2)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats; figures are rougher")
     parser.add_argument("--memory", action="store_true", help="e2e: memory of the server over ten minutes, alone")
     chosen = parser.parse_args()
     logs.configure("console", "warning")
     if chosen.name == "setup":
         return _set_up()
+    if (chosen.name == "compare") != (chosen.revision is not None):
+        parser.error("`compare` needs a revision, such as HEAD~10; other benchmarks take none.")
     wanted = {"memory": True} if chosen.memory else {}
+    if chosen.name == "compare":
+        wanted = {"revision": chosen.revision, "laps": chosen.laps}
     report: Report = importlib.import_module(f"bench.{chosen.name}").run(chosen.quick, **wanted)
     report.print(chosen.name)
     return 0 if report.within_bars else 1
