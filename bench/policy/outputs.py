@@ -18,7 +18,8 @@ from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.jobs.submission import SubmissionDetails, encode_details
 from rota.model.policy.outputs import OutputEffect, OutputMeta
 from rota.model.protocol import AttemptResult, AttemptStatus
-from rota.policy.output.evaluate import CompiledOutputPolicy, OutputContent, deadline_after
+from rota.policy.output.evaluate import CompiledOutputPolicy, deadline_after
+from rota.policy.output.parts import OutputContent
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule, OutputRules
 
 OUTPUTS: Final = 64

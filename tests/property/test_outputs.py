@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.model.policy.outputs import REDACTION_MARKER, OutputEffect, OutputMeta
-from rota.policy.output.evaluate import CompiledOutputPolicy, OutputContent, deadline_after
+from rota.policy.output.evaluate import CompiledOutputPolicy, deadline_after
+from rota.policy.output.parts import OutputContent
 from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
 
 SECRET = "AKIA" + "ABCDEFGHIJKLMNOP"

@@ -5,6 +5,7 @@
 | `resources` | shows, subscriptions, folders, departments, pools, topics, workers, queues |
 | `admin` | API keys, the ledger, dead letters |
 | `agents` | agents, their runs and backfills |
+| `logs` | log chunks with their offsets |
 | `workflows` | workflow definitions, runs, sagas |
 | `explanation`, `run_explanation` | why a job or a run waits, or how it ended |
 

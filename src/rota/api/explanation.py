@@ -34,7 +34,7 @@ class ExcludedWorker(msgspec.Struct, frozen=True):
 
 
 class Refuser(msgspec.Struct, frozen=True):
-    """The limit or object that refuses, by name; a subscription has the name of its pool."""
+    """The limit or object that refuses, by name; a subscription is named as in `film in local`."""
 
     kind: RefuserKind
     name: str

@@ -14,6 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from rota.api.explanation import JobExplanation
+from rota.api.logs import LogBytes
 from rota.client.events import follow_events
 from rota.client.http import HttpClient, StreamIdle
 from rota.client.transport import FrameResult, LogSource
@@ -28,6 +29,7 @@ RESULTS_PAGE_SIZE: Final = 1000
 LOG_GRACE_S: Final = 0.6
 """The last log output may arrive this much later than the frame's end."""
 NIL: Final = msgspec.msgpack.encode(None)
+_LOG_LINE: Final = msgspec.json.Decoder(LogBytes)
 
 
 class BulkSubmitReply(msgspec.Struct):
@@ -109,15 +111,25 @@ class HttpTransport:
         return (await self.http.call("POST", path, RetryReply, idempotent=False, query=query)).job
 
     async def read_log(self, job: JobId, source: LogSource, *, follow: bool) -> AsyncIterator[bytes]:
-        at = streak = 0
+        at, streak = 0, 0
+        attempt: int | None = None
         while True:
-            query = {**msgspec.structs.asdict(source), "stream": None, "at": at, "follow": follow}
+            query = {
+                **msgspec.structs.asdict(source),
+                "stream": None,
+                "at": at,
+                "at_attempt": attempt,
+                "follow": follow,
+            }
             try:
-                async with self.http.stream(f"/jobs/{job}/logs/{source.stream}", query=query) as answer:
-                    async for data in answer.aiter_bytes():
-                        at += len(data)
+                async with self.http.stream(f"/jobs/{job}/logs/{source.stream}/chunks", query=query) as answer:
+                    async for line in answer.aiter_lines():
+                        chunk = _LOG_LINE.decode(line)
+                        # Offsets count bytes that are missing, too: resuming at the number of bytes read repeats some.
+                        at, attempt = chunk.at + len(chunk.data), chunk.attempt
                         streak = 0
-                        yield data
+                        if chunk.data:
+                            yield chunk.data
             except StreamIdle:
                 continue
             except Unavailable:

@@ -20,6 +20,7 @@ from rota.runtime import Replica
 
 if TYPE_CHECKING:
     from rota.server.http.dependencies import HttpDependencies
+    from rota.server.http.middleware.request_tokens import RequestTokens
 
 
 def services(replica: Replica) -> list[Service]:
@@ -43,7 +44,8 @@ def http_services(replica: Replica) -> list[Service]:
     )
     streams = StreamRegistry(check)
     replica.engine.completions.listeners.append(jobs_waiter.jobs_ended)
-    rate_limiter = RateLimiter(api.requests_per_s, api.requests_burst, api.requests_at_once)
+    tokens = _request_tokens(replica) if api.requests_per_s else None
+    rate_limiter = RateLimiter(tokens, api.requests_at_once)
     deps = HttpDependencies.from_replica(replica, jobs_waiter, runs_waiter, streams, check)
     authentication = AuthenticationMiddleware(
         partial(_build_app, deps), check, rate_limiter, replica.listener, deps.keys
@@ -58,6 +60,13 @@ def http_services(replica: Replica) -> list[Service]:
         Service("api", authentication.run),
         Service("streams", streams.run),
     ]
+
+
+def _request_tokens(replica: Replica) -> RequestTokens:
+    from rota.server.http.middleware.request_tokens import RequestTokens
+
+    api, members = replica.settings.api, replica.engine.members
+    return RequestTokens(replica.redis, api.requests_per_s, api.requests_burst, lambda: len(members.live_replicas()))
 
 
 def _build_app(deps: HttpDependencies) -> App:

@@ -9,6 +9,7 @@ from hashlib import sha256
 import pytest
 
 from rota.infra.blob_store import BlobLocation, BlobPointer, BlobStore, BlobStoreTarget, pointer_to
+from rota.infra.blob_store import store as blob_store
 from rota.model.errors import BlobCorrupted, BlobMissing, InvalidInput, SetupFailed
 from tests.support.queue import sql
 
@@ -46,6 +47,24 @@ async def test_small_blobs_are_stored_in_postgresql_and_large_ones_in_files(stor
     assert await store.get(large) == LARGE
     assert await database.value(ROWS) == 1
     assert [path.name for path in files(tmp_path)] == [sha256(LARGE).hexdigest()]
+
+
+async def test_blobs_are_read_in_parts_and_verified_before_the_last(store, database, tmp_path, monkeypatch):
+    monkeypatch.setattr(blob_store, "PART_BYTES", 64)
+    medium = bytes(range(100))
+    for pointer, data in zip(await store.put([LARGE, medium, SMALL, b""]), (LARGE, medium, SMALL, b""), strict=True):
+        parts = [part async for part in store.read(pointer)]
+        assert (b"".join(parts), max(map(len, parts)) <= 64) == (data, True)
+    [path] = files(tmp_path)
+    path.write_bytes(LARGE[:-1] + b"!")
+    parts = store.read(str(pointer_to(LARGE, BlobLocation.FILE)))
+    assert LARGE.startswith(b"".join([await anext(parts) for _ in range(len(LARGE) // 64)]))
+    with pytest.raises(BlobCorrupted):
+        await anext(parts)
+    path.unlink()
+    for pointer in (pointer_to(LARGE, BlobLocation.FILE), pointer_to(b"never put", BlobLocation.POSTGRES)):
+        with pytest.raises(BlobMissing):
+            await anext(store.read(str(pointer)))
 
 
 async def test_blob_store_without_directory_stores_everything_in_postgresql(database):

@@ -10,7 +10,8 @@ from rota.policy.file_watch import PolicyFile, PolicyWatch
 from rota.policy.grpc import messages
 from rota.policy.grpc.client import RemoteOutputKernel
 from rota.policy.output.checker import FileOutputPolicySource, KernelContentChecker
-from rota.policy.output.evaluate import OutputContent
+from rota.policy.output.evaluate import ContentResult
+from rota.policy.output.parts import OutputContent
 from tests.support.outputs import SECRET
 from tests.support.policy_kernel import FaultyKernel, client_settings, replaced, serving
 from tests.support.queue import sql
@@ -43,7 +44,8 @@ def path(tmp_path):
 async def check_output(port, content=GIVEN):
     checker = KernelContentChecker(RemoteOutputKernel(client_settings(port), None))
     try:
-        return await checker.check(META, content, 5.0)
+        word, redacted = await checker.check(META, content.parts(), 5.0)
+        return ContentResult(word, None if redacted is None else redacted.content())
     finally:
         await checker.close()
 
@@ -62,11 +64,16 @@ async def test_remote_kernel_decides_like_local_rules(path):
     assert redacted == (f"[REDACTED] {SECRET}", (("a.txt", b"[REDACTED]"),))
 
 
-async def test_content_over_the_size_limit_is_sent_truncated_and_quarantined(path):
+async def test_long_content_is_sent_in_windows_and_quarantined_instead_of_redacted(path):
     path.write_text(REDACTS)
-    long = OutputContent(None, (("a.txt", b"ann@example.org " + b"x" * 3 * 1024 * 1024),))
+    filler = b"x " * (3 * 512 * 1024)
     async with serving(path) as process:
-        assert (await check_output(process.calls.port, long)).word.says is OutputEffect.QUARANTINE
+        for given in (b"ann@example.org " + filler, filler + b"ann@example.org", filler):
+            expected = OutputEffect.ALLOW if given is filler else OutputEffect.QUARANTINE
+            file = OutputContent(None, (("a.txt", given),))
+            value = OutputContent(msgspec.msgpack.encode(given.decode()), (("a.txt", b"fine"),))
+            assert (await check_output(process.calls.port, file)).word.says is expected
+            assert (await check_output(process.calls.port, value)).word.says is expected
 
 
 @pytest.mark.parametrize(

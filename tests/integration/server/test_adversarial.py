@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -187,6 +188,19 @@ async def test_rate_limited_key_gets_retry_after_and_submits_nothing(open_api):
             assert answer.headers["retry-after"] == "1"
         assert await api.farm.database.value(JOBS) == 5 - len(refused)
         assert (await bob.get("/me")).status_code == 200
+
+
+async def test_rate_limit_of_a_key_covers_all_servers(open_api):
+    async with open_api(requests_per_s=1, requests_burst=6) as api:
+        await api.farm.server()
+        headers, began_s = {"X-API-Key": await api.key(Role.SUBMITTER)}, time.monotonic()
+        statuses = []
+        async with AsyncClient(verify=False) as client:
+            for replica in api.farm.replicas:
+                for _ in range(8):
+                    statuses.append((await client.get(f"{replica.listen_url}/api/v1/me", headers=headers)).status_code)
+        assert set(statuses) == {200, 429}
+        assert 6 <= statuses.count(200) <= 6 + time.monotonic() - began_s + 1
 
 
 async def test_concurrent_requests_and_long_polls_are_bounded(open_api, monkeypatch):

@@ -5,6 +5,7 @@ import gc
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rota.model.api_key_format import parse_key
@@ -57,6 +58,20 @@ async def test_job_events_are_streamed_from_submission_to_end(farm):
     assert {event["data"]["job"] for event in events} == {str(submitted)}
     assert {event["data"]["show"] for event in events} == {"film"}
     assert all(event["id"] == event["data"]["id"] for event in events)
+
+
+async def test_head_of_a_stream_or_a_wait_answers_at_once_and_holds_no_slot(farm):
+    farm.submitter = farm.replica.engine.submitter
+    key, job = await farm.key(), await farm.submit("noop")
+    headers = {"authorization": f"Bearer {key}"}
+    waits = (f"/jobs/{job}?wait=60", f"/jobs/{job}/logs/stdout?follow=true", f"/jobs/{job}/logs/log/chunks?follow=true")
+    async with httpx.AsyncClient(base_url=farm.replica.listen_url + "/api/v1", timeout=10, verify=False) as client:
+        for path in ("/events", f"/jobs/{job}/events", "/events", *waits):
+            answer = await client.head(path, headers=headers)
+            assert (answer.status_code, answer.content) == (200, b""), path
+            assert not streams_of(farm.replica)._open, path
+            assert rate_limit.REQUESTS_WAITING._value.get() == 0, path
+        assert (await client.head("/events?after=nonsense", headers=headers)).status_code == 400
 
 
 async def test_stream_resumes_after_any_event_without_loss_or_duplicates(farm, publisher):

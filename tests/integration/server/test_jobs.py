@@ -3,9 +3,12 @@
 import asyncio
 import json
 
+import httpx
 import msgspec
 import pytest
 
+from rota.api.logs import LogBytes
+from rota.infra.blob_store import store as blob_store
 from rota.model.access import Role
 from rota.server import services
 from tests.support.api import Api, a_job, problem
@@ -14,6 +17,15 @@ from tests.support.replica_and_worker import Farm, hanging
 
 AUDITED = sql("SELECT actor, action, target FROM rota.audit ORDER BY seq DESC LIMIT 1")
 JOBS = sql("SELECT count(*) FROM rota.job")
+LOSE_BYTES = sql("""
+WITH before AS (UPDATE rota.frame_log SET last = false WHERE stream = 'stdout' AND last RETURNING *)
+INSERT INTO rota.frame_log (pk_layer, frame, attempt, token, stream, at, data, last)
+SELECT pk_layer, frame, attempt, token, stream, at + length(data) + $1::bigint, $2::bytea, true FROM before""")
+"""The stream goes on with data $2 after $1 lost bytes."""
+NEXT_ATTEMPT = sql("""
+INSERT INTO rota.frame_log (pk_layer, frame, attempt, token, stream, at, data, last)
+SELECT pk_layer, frame, attempt + 1, token + 1, stream, 0, $1::bytea, true FROM rota.frame_log
+WHERE stream = 'stdout' AND last""")
 BAD_SUBMISSIONS = [
     (b"{", "application/json", 400, "invalid_input"),
     (b"", "application/json", 400, "invalid_input"),
@@ -226,6 +238,61 @@ async def test_logs_are_read_from_an_offset_and_followed_to_the_end(farm, ann):
     assert from_one.content == b"two\n"
     pieces = (await ann.get(f"/jobs/{job}/logs")).json()["items"]
     assert "".join(one["text"] for one in pieces if one["stream"] == "stderr") == "three\n"
+
+
+async def test_artifact_is_downloaded_in_parts_and_never_read_whole(farm, ann, monkeypatch):
+    await farm.worker()
+    job = await submitted(ann, "a.txt", task="leave")
+    await ended(ann, job)
+    [file] = (await ann.get(f"/jobs/{job}/artifacts")).json()["items"]
+
+    async def read_whole(*_args):
+        raise AssertionError("the artifact was read whole")
+
+    monkeypatch.setattr(farm.replica.engine.store, "get", read_whole)
+    monkeypatch.setattr(blob_store, "PART_BYTES", 4)
+    url, params = f"/jobs/{job}/artifacts/file", {"at": file["at"]}
+    got = await ann.get(url, params=params)
+    assert (got.content, got.headers["content-length"]) == (b"a.txt of frame 0", "16")
+    head = await ann.head(url, params=params)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "16")
+    await farm.database.run(sql("UPDATE rota.blob SET data = 'a.txt of frame 1'"))
+    with pytest.raises(httpx.RemoteProtocolError):
+        await ann.get(url, params=params)
+    await farm.database.run(sql("DELETE FROM rota.blob"))
+    problem(await ann.get(url, params=params), 404, "blob_missing")
+
+
+async def test_log_chunks_resume_at_their_offset_and_start_over_with_a_later_attempt(farm, ann):
+    await farm.worker()
+    job = await submitted(ann, layer={"argv": ["echo", "one"], "task": ""})
+    url = f"/jobs/{job}/logs/stdout/chunks"
+    assert (await ann.get(url, params={"follow": True})).headers["content-type"].startswith("application/x-ndjson")
+    await farm.database.run(LOSE_BYTES, 100, b"two\n")
+    assert await chunks(ann, url) == [(1, 0, b"one\n", 0), (1, 104, b"two\n", 100)]
+    assert await chunks(ann, url, at=104, at_attempt=1) == [(1, 104, b"two\n", 0)]
+    assert await chunks(ann, url, at=108, at_attempt=1) == [(1, 108, b"", 0)]
+    await farm.database.run(NEXT_ATTEMPT, b"again\n")
+    assert await chunks(ann, url, at=108, at_attempt=1) == [(2, 0, b"again\n", 0)]
+    assert await chunks(ann, url, at=2, at_attempt=2) == [(2, 2, b"ain\n", 0)]
+
+
+async def chunks(client, url, **params):
+    lines = (await client.get(url, params=params)).text.splitlines()
+    found = [msgspec.json.decode(line, type=LogBytes) for line in lines]
+    return [(one.attempt, one.at, one.data, one.lost) for one in found]
+
+
+async def test_encoded_slash_belongs_to_its_path_segment(api, ann):
+    job = await submitted(ann, layer={"name": "a/b"})
+    assert (await ann.get(f"/jobs/{job}/layers/a%2Fb")).json()["name"] == "a/b"
+    assert (await ann.get(f"/jobs/{job}/layers/a%2fb")).json()["name"] == "a/b"
+    problem(await ann.get(f"/jobs/{job}/layers/a%252Fb"), 404, "not_found")
+    problem(await ann.get(f"/jobs/{job}%2Flayers"), 400, "invalid_input")
+    admin = await api.client(Role.ADMIN)
+    for path in ("/shows/%2F", "/shows/%2F%2F", "/pools/%2f", "/shows/film%2Fsubscriptions"):
+        problem(await admin.get(path), 404, "not_found")
+    problem(await admin.delete("/shows/%2Ffilm"), 404, "not_found")
 
 
 async def test_artifacts_are_listed_and_fetched_only_through_their_job(farm, ann):

@@ -7,7 +7,8 @@ import pytest
 
 from rota.model.errors import InvalidInput
 from rota.model.policy.outputs import OutputEffect, OutputMeta, OutputScanMode
-from rota.policy.output.evaluate import CompiledOutputPolicy, OutputContent, deadline_after, redact_all
+from rota.policy.output.evaluate import CompiledOutputPolicy, deadline_after, redact_all
+from rota.policy.output.parts import OutputContent, OutputFile, redacted_chunks
 from rota.policy.output.patterns import built_in_patterns
 from rota.policy.output.rules import (
     DEFAULT_RULES,
@@ -18,8 +19,8 @@ from rota.policy.output.rules import (
     check_rules,
     snapshot_id,
 )
-from rota.policy.output.scanning import HITS_MAX, find_hits
-from rota.policy.output.text_extraction import OutputBlob, OutputValue
+from rota.policy.output.scanning import HITS_MAX, WINDOW_BYTES, find_hits, find_hits_by_kind
+from rota.policy.output.text_extraction import OutputBlob
 
 META = OutputMeta(show="film", topic="job.render.frame", bytes=10)
 JWT = ".".join(
@@ -101,9 +102,9 @@ def test_harmless_lookalike_is_not_found(text):
 @pytest.mark.parametrize("name", KNOWN)
 def test_redaction_removes_every_finding(name):
     secret = KNOWN[name]
-    left, findings = redact_all(
-        OutputContent(msgspec.msgpack.encode({"a": [secret]}), (("f", secret.encode()),)), deadline_after(5)
-    )
+    given = OutputContent(msgspec.msgpack.encode({"a": [secret]}), (("f", secret.encode()),))
+    parts, findings = redact_all(given.parts(), deadline_after(5))
+    left = parts.content()
     assert findings
     assert not matched_patterns(msgspec.msgpack.decode(left.value)["a"][0])
     assert not matched_patterns(left.artifacts[0][1].decode())
@@ -162,13 +163,48 @@ def test_deeply_nested_value_is_scanned():
     assert result.word.says is OutputEffect.QUARANTINE
 
 
-def test_value_too_long_to_scan_whole_is_never_redacted():
-    long = "x " * (1024 * 1024) + KNOWN["aws_access_key"]
-    early = f"{KNOWN['aws_access_key']} {'x ' * (1024 * 1024)}"
+SECRET = KNOWN["aws_access_key"]
+
+
+@pytest.mark.parametrize("size", [3 * WINDOW_BYTES, WINDOW_BYTES + 5, WINDOW_BYTES])
+@pytest.mark.parametrize("at", [0, 1, WINDOW_BYTES - 30, WINDOW_BYTES - 10, WINDOW_BYTES, 2 * WINDOW_BYTES + 7, None])
+def test_secret_anywhere_in_a_long_output_is_found_and_redacted(size, at):
+    before = "x " * ((min(size, at) if at is not None else size) // 2)
+    text = f"{before}{SECRET} {'y ' * ((size - len(before)) // 2)}"
     policy = rules(rule("REDACT", scanners=("secret",)))
-    assert check(policy, early).word.says is OutputEffect.QUARANTINE
-    assert check(policy, long).word.says is OutputEffect.ALLOW
-    assert OutputValue(msgspec.msgpack.encode(long)).truncated
+    value = check(policy, text)
+    assert msgspec.msgpack.decode(value.redacted.value) == text.replace(SECRET, "[REDACTED]")
+    file = policy.check_content(META, OutputContent(None, (("f", text.encode()),)), deadline_after(5))
+    assert file.redacted.artifacts == (("f", text.replace(SECRET, "[REDACTED]").encode()),)
+    [finding] = file.word.findings
+    assert (finding.offset, finding.length) == (len(before), len(SECRET))
+
+
+def test_file_is_searched_in_chunks_of_any_size_like_as_a_whole():
+    text = "".join(f"{n} {SECRET} {KNOWN['email']} 4111 1111 1111 1111\n" for n in range(40)).encode()
+    whole = find_hits(OutputBlob("x", text), built_in_patterns(), deadline_after(5))
+    for size in (1, 7, 64, 1000):
+        file = OutputFile("f", lambda size=size: (text[at : at + size] for at in range(0, len(text), size)))
+        [hits] = find_hits_by_kind(file, [built_in_patterns()], deadline_after(5))
+        assert hits.hits == whole.hits
+        spans = [(hit.begin, hit.end) for hit in hits.hits]
+        redacted = b"".join(redacted_chunks(file.chunks, spans))
+        assert redacted == b"".join(f"{n} [REDACTED] [REDACTED] [REDACTED]\n".encode() for n in range(40))
+
+
+def test_match_longer_than_what_is_searched_at_a_time_redacts_the_whole_file():
+    long = b"api_key=" + RANDOM.replace("-", "").encode() * (3 * WINDOW_BYTES // len(RANDOM)) + b" end"
+    policy = rules(rule("REDACT", scanners=("secret",)))
+    result = policy.check_content(META, OutputContent(None, (("f", long), ("g", b"fine"))), deadline_after(20))
+    assert dict(result.redacted.artifacts)["f"] == b"[REDACTED]"
+
+
+def test_start_anchor_matches_only_at_the_start_of_a_long_file():
+    policy = rules(rule("QUARANTINE", content_patterns=("^y",)))
+    data = b"x" * WINDOW_BYTES + b"y" * WINDOW_BYTES
+    assert policy.check_content(META, OutputContent(None, (("f", data),)), deadline_after(5)).word.says == "ALLOW"
+    late = rules(rule("QUARANTINE", content_patterns=("x$",)))
+    assert late.check_content(META, OutputContent(None, (("f", data),)), deadline_after(5)).word.says == "ALLOW"
 
 
 def test_more_findings_than_the_maximum_redact_the_whole_value():

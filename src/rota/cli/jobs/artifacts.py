@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from hashlib import file_digest
 from pathlib import Path
 from typing import Final
 
@@ -96,23 +98,33 @@ def _target_path(job: JobView, file: ArtifactFile, to: Path) -> Path:
 
 
 async def _fetch(store: BlobStore, file: ArtifactFile, path: Path) -> Path:
-    data = await store.get(file.kept.pointer)
     try:
-        _write(path, data)
+        if not await asyncio.to_thread(_is_fetched, path, file.pointer):
+            await _download(store.read(file.kept.pointer), path)
     except OSError as error:
         raise SetupFailed(f"{path} cannot be written ({error.strerror}): fetch to a writable directory.") from error
     return path
 
 
-def _write(path: Path, data: bytes) -> None:
-    if path.exists():
-        if path.read_bytes() != data:
+def _is_fetched(path: Path, pointer: BlobPointer) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        if file_digest(file, "sha256").digest() != pointer.sha256:
             raise InvalidInput(f"{path} already exists with different content: fetch to another directory.")
-        return
+    return True
+
+
+async def _download(parts: AsyncIterator[bytes], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{secrets.token_hex(8)}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    try:
+        with temporary.open("xb") as target:
+            async for part in parts:
+                await asyncio.to_thread(target.write, part)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _list_page(job: JobView, files: list[ArtifactFile]) -> CliPage:

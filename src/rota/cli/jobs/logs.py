@@ -20,6 +20,7 @@ from rota.cli.core.resolve_ids import find_job
 from rota.cli.dlq.view import pluralize
 from rota.cli.jobs.actions import open_jobs
 from rota.engine.queries.jobs import JobQueries
+from rota.engine.queries.log_cursor import FrameLogStream, LogCursor
 from rota.engine.queries.logs import READ_MAX, STREAMS, LogReader, LogSegment, Stream
 from rota.model.ids import JobId
 from rota.model.settings import Settings
@@ -95,13 +96,12 @@ def follow_logs(
 
     async def done() -> None:
         async with open_jobs(settings) as jobs:
-            job, tail = (
-                await find_job(jobs, which),
-                LogTail(jobs, frame, layer, STREAMS if stream is None else (stream,)),
-            )
+            job, logs = await find_job(jobs, which), LogReader(jobs.database)
+            streams = STREAMS if stream is None else (stream,)
+            tail = LogTail([LogCursor(logs, FrameLogStream(job, frame, layer, None, each)) for each in streams])
             while True:
                 ended = (await jobs.get(job)).state.terminal
-                segments = await tail.read_new(job)
+                segments = await tail.read_new()
                 if form.is_data:
                     for segment in segments:
                         output.print_line(msgspec.json.encode(_data(segment)).decode())
@@ -117,40 +117,15 @@ def follow_logs(
 class LogTail:
     """Reads segments since the last poll; starts over when a new attempt writes."""
 
-    def __init__(self, jobs: JobQueries, frame: int | None, layer: str | None, streams: Sequence[Stream]) -> None:
-        self._logs = LogReader(jobs.database)
-        self._frame = frame
-        self._layer = layer
-        self._ends: dict[Stream, int] = dict.fromkeys(streams, 0)
-        self._attempt = 0
+    def __init__(self, cursors: Sequence[LogCursor]) -> None:
+        self._cursors = cursors
         self.over = False
         """All streams have ended."""
 
-    async def read_new(self, job: JobId) -> list[LogSegment]:
-        found: list[LogSegment] = []
-        last: set[Stream] = set()
-        for stream in self._ends:
-            for segment in await self._read(job, stream):
-                if segment.last:
-                    last.add(stream)
-                if segment.data or segment.dropped:
-                    found.append(segment)
-                    self._ends[stream] = segment.at + len(segment.data)
-        self.over = len(last) == len(self._ends)
-        return found
-
-    async def _read(self, job: JobId, stream: Stream) -> list[LogSegment]:
-        segments = await self._read_chunks(job, stream)
-        if segments and segments[-1].attempt > self._attempt:
-            if self._attempt:
-                self._ends = dict.fromkeys(self._ends, 0)
-                segments = await self._read_chunks(job, stream)
-            self._attempt = segments[-1].attempt
-        return segments
-
-    async def _read_chunks(self, job: JobId, stream: Stream) -> list[LogSegment]:
-        after = self._ends[stream]
-        return await self._logs.read(job, self._frame, layer=self._layer, stream=stream, after=after, most=READ_MAX)
+    async def read_new(self) -> list[LogSegment]:
+        batches = [await cursor.read() for cursor in self._cursors]
+        self.over = all(any(segment.last for segment in batch) for batch in batches)
+        return [segment for batch in batches for segment in batch if segment.data or segment.dropped]
 
 
 async def read_first_frame(jobs: JobQueries, job: JobId) -> list[LogSegment]:

@@ -4,6 +4,8 @@
 |---|---|
 | `sync_check` | checks metadata and error texts in the transaction that ends a frame |
 | `async_scanner` | scans the content after the frame has ended |
+| `frame_end_lock` | locks the ends of frames that a verdict changes |
+| `stored_parts` | the parts of an output, read from the store in chunks |
 | `review` | people inspect, release and redact withheld outputs |
 
 Invariants: a scan is a row written in the transaction that ends the frame, so none is lost with a process; a verdict

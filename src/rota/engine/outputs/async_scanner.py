@@ -16,6 +16,7 @@ SUCCEEDED, and is dropped otherwise.
 Crash cases:
 - after the claim, or paused: the lease expires and the scan is claimed again;
 - after a redacted file was stored: the file is unreferenced, and the store's retention removes it;
+- a verdict cannot be written (a lock, an outage): the scan is due again at the next step, and the claim does not count;
 - commit outcome unknown: if it committed, the scan is gone and is not repeated; events and wake-ups that are then
   missing are covered by polling.
 """
@@ -34,6 +35,8 @@ import structlog
 from rota.engine.completion.job_ends import JobEnd, job_end
 from rota.engine.completion.publisher import CompletionPublisher, DeadLetterNotice
 from rota.engine.outputs import sync_check
+from rota.engine.outputs.frame_end_lock import FrameEndKey, lock_frame_ends
+from rota.engine.outputs.stored_parts import stored_parts
 from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
 from rota.infra import failpoints
 from rota.infra.blob_store import BlobStore
@@ -55,7 +58,8 @@ from rota.model.policy.outputs import (
 )
 from rota.model.reasons import Reason
 from rota.policy.output.checker import ContentChecker, LocalContentChecker
-from rota.policy.output.evaluate import ContentResult, OutputContent
+from rota.policy.output.evaluate import PartsResult
+from rota.policy.output.parts import OutputParts
 from rota.queue.dead_letters import DeadLetterQueue
 
 CLAIM = query(__package__, "outputs_claim")
@@ -111,9 +115,9 @@ class ScanVerdict(NamedTuple):
     """The outcome of one claim; `again_s`: scan again later."""
 
     claimed: ClaimedScan
-    said: ContentResult
+    said: PartsResult
     check: OutputCheck
-    content: OutputContent | None = None
+    parts: OutputParts | None = None
     again_s: float | None = None
 
 
@@ -144,6 +148,8 @@ class OutputScanner:
         self.listeners: list[Callable[[], None]] = []
         """Called after the commit: runs that wait for outputs may continue."""
         self._clock = clock or SystemClock()
+        self._unapplied: Sequence[ScanVerdict] = ()
+        """Verdicts whose transaction failed; the scans are still claimed."""
 
     async def run(self, life: Lifecycle) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -171,6 +177,7 @@ class OutputScanner:
 
     async def scan_due(self, most: int = BATCH) -> int:
         """Scan what is due; returns the number of outputs claimed."""
+        await self._settle_unapplied()
         lease_s = self.outputs.content_s + LEASE_S
         rows = await self.database.rows(CLAIM, most, lease_s)
         if not rows:
@@ -184,8 +191,17 @@ class OutputScanner:
             else:
                 verdicts.append(_postponed(claimed, 0.0))
         failpoints.hit("outputs.after_look")
+        self._unapplied = verdicts
         await self.apply(verdicts)
+        self._unapplied = ()
         return len(rows)
+
+    async def _settle_unapplied(self) -> None:
+        """Postpone scans whose verdicts PostgreSQL did not take: they did not crash this process, so the claim must
+        not count against them. A scan that was settled after all, or claimed by another server, is left alone."""
+        if self._unapplied:
+            await self._postpone([_postponed(each.claimed, each.again_s or 0.0) for each in self._unapplied])
+            self._unapplied = ()
 
     async def _scan(self, claimed: ClaimedScan) -> ScanVerdict:
         began_s = time.perf_counter()
@@ -197,8 +213,8 @@ class OutputScanner:
             return self._verdict_without_answer(claimed, timed_out=True)
         try:
             async with asyncio.timeout(claimed.budget_s):
-                content = await self._load_content(claimed)
-                result = await self.checker.check(claimed.meta, content, claimed.budget_s)
+                parts = await self._load_parts(claimed)
+                result = await self.checker.check(claimed.meta, parts, claimed.budget_s)
         except TimeoutError:
             log.warning("output_scan_timed_out", job=str(claimed.job), output=claimed.token, mode=claimed.mode)
             return self._verdict_without_answer(claimed, timed_out=True)
@@ -211,13 +227,13 @@ class OutputScanner:
         sync_check.CHECKED.labels(claimed.meta.topic, "async").inc()
         sync_check.EVALUATIONS.labels("async").inc()
         sync_check.LATENCY.labels(claimed.meta.topic, "async").observe(time.perf_counter() - began_s)
-        return self._verdict(claimed, result, content)
+        return self._verdict(claimed, result, parts)
 
-    def _verdict(self, claimed: ClaimedScan, result: ContentResult, content: OutputContent) -> ScanVerdict:
+    def _verdict(self, claimed: ClaimedScan, result: PartsResult, parts: OutputParts) -> ScanVerdict:
         if result.word.says is OutputEffect.REDACT and result.redacted is None:
             word = msgspec.structs.replace(result.word, says=OutputEffect.QUARANTINE)
-            result = ContentResult(word)
-        return ScanVerdict(claimed, result, self.outputs.check_record("async", result.word), content)
+            result = PartsResult(word)
+        return ScanVerdict(claimed, result, self.outputs.check_record("async", result.word), parts)
 
     def _verdict_without_answer(self, claimed: ClaimedScan, *, timed_out: bool, dead: bool = False) -> ScanVerdict:
         """No verdict: retry within the budget, then apply the mode of the topic."""
@@ -233,31 +249,24 @@ class OutputScanner:
             sync_check.SKIPPED.labels(claimed.meta.topic, "async").inc()
             word = OutputPolicyDecision(says=OutputEffect.ALLOW, reason=reason)
             return ScanVerdict(
-                claimed, ContentResult(word), msgspec.structs.replace(self._check_record(word), says="SKIPPED")
+                claimed, PartsResult(word), msgspec.structs.replace(self._check_record(word), says="SKIPPED")
             )
         word = OutputPolicyDecision(says=OutputEffect.QUARANTINE, reason=reason, severity="high")
-        return ScanVerdict(claimed, ContentResult(word), self._check_record(word))
+        return ScanVerdict(claimed, PartsResult(word), self._check_record(word))
 
     def _check_record(self, word: OutputPolicyDecision) -> OutputCheck:
         return self.outputs.check_record("async", word)
 
-    async def _load_content(self, claimed: ClaimedScan) -> OutputContent:
-        value = claimed.value
-        if value is None and claimed.value_at is not None:
-            value = await self.store.get(claimed.value_at)
-        files = [
-            (name, await self.store.get(pointer)) for pointer, name in map(parse_artifact, claimed.artifacts or ())
-        ]
-        return OutputContent(value, tuple(files))
+    async def _load_parts(self, claimed: ClaimedScan) -> OutputParts:
+        files = [(name, pointer) for pointer, name in map(parse_artifact, claimed.artifacts or ())]
+        return await stored_parts(self.store, claimed.value, claimed.value_at, files)
 
     async def apply(self, verdicts: Sequence[ScanVerdict]) -> ScanBatchResult:
         """Apply the verdicts whose claims still hold."""
         postponed = [each for each in verdicts if each.again_s is not None]
         decided = [each for each in verdicts if each.again_s is None]
         if postponed:
-            claims = [each.claimed for each in postponed]
-            pauses = [each.again_s for each in postponed]
-            await self.database.run(POSTPONE, [one.token for one in claims], [one.tries for one in claims], pauses)
+            await self._postpone(postponed)
         batch = ScanBatchResult()
         if decided:
             async with self.database.transaction() as tx:
@@ -269,11 +278,17 @@ class OutputScanner:
                 listener()
         return batch
 
+    async def _postpone(self, postponed: Sequence[ScanVerdict]) -> None:
+        claims = [each.claimed for each in postponed]
+        pauses = [each.again_s for each in postponed]
+        await self.database.run(POSTPONE, [one.token for one in claims], [one.tries for one in claims], pauses)
+
     async def _apply(self, tx: Transaction, decided: Sequence[ScanVerdict]) -> ScanBatchResult:
         claims = [each.claimed for each in decided]
         rows = await tx.rows(DELETE_CLAIMED_SCANS, [one.token for one in claims], [one.tries for one in claims])
         ours = {row["token"] for row in rows}
         mine = [each for each in decided if each.claimed.token in ours and each.claimed.state is not None]
+        await lock_frame_ends(tx, [_frame_key(each.claimed) for each in mine])
         by_says = {says: [each for each in mine if each.said.word.says is says] for says in OutputEffect}
         await self._allow(tx, by_says[OutputEffect.ALLOW])
         redacted = [
@@ -323,10 +338,9 @@ class OutputScanner:
     async def _redact(self, tx: Transaction, verdict: ScanVerdict) -> OutputStateChange | None:
         claimed, left = verdict.claimed, verdict.said.redacted
         assert left is not None
-        assert verdict.content is not None
-        place = (claimed.layer, claimed.frame, claimed.token, claimed.ended)
+        assert verdict.parts is not None
         pointers = await replace_output(
-            tx, self.store, place, stored_frame_output(claimed), verdict.content, left, verdict.check
+            tx, self.store, _frame_key(claimed), stored_frame_output(claimed), verdict.parts, left, verdict.check
         )
         if pointers is None:
             return None
@@ -356,10 +370,10 @@ def stored_frame_output(claimed: ClaimedScan) -> StoredFrameOutput:
 async def replace_output(
     tx: Transaction,
     store: BlobStore,
-    place: tuple[LayerId, int, int, datetime],
+    place: FrameEndKey,
     left: StoredFrameOutput,
-    original: OutputContent,
-    redacted: OutputContent,
+    original: OutputParts,
+    redacted: OutputParts,
     check: OutputCheck,
 ) -> str | None:
     """Replace the original output by the redacted one; returns pointers to the original, a line each, or None if the
@@ -370,8 +384,11 @@ async def replace_output(
     value, value_at = redacted.value, None
     if value is not None and len(value) > INLINE_BYTES_MAX:
         [value_at], value = await store.put([value], on=tx), None
-    put = await store.put([data for _, data in redacted.artifacts], on=tx)
-    files = [format_artifact(pointer, name) for pointer, (name, _) in zip(put, redacted.artifacts, strict=True)]
+    stored = {name: pointer for pointer, name in map(parse_artifact, left.artifacts or ())}
+    files = []
+    for before, file in zip(original.files, redacted.files, strict=True):
+        pointer = stored[file.name] if file is before else await store.put_parts(file.chunks, on=tx)
+        files.append(format_artifact(pointer, file.name))
     originals = []
     if original.value is not None:
         [at] = [left.value_at] if left.value_at is not None else await store.put([original.value], on=tx)
@@ -407,9 +424,7 @@ def _claimed_scan(row: Record) -> ClaimedScan:
 
 def _postponed(claimed: ClaimedScan, pause_s: float) -> ScanVerdict:
     word = OutputPolicyDecision(says=OutputEffect.ALLOW)
-    return ScanVerdict(
-        claimed, ContentResult(word), OutputCheck(phase="async", at_ms=0, by="", says=""), again_s=pause_s
-    )
+    return ScanVerdict(claimed, PartsResult(word), OutputCheck(phase="async", at_ms=0, by="", says=""), again_s=pause_s)
 
 
 def _state_change(claimed: ClaimedScan, state: OutputRestriction, word: OutputPolicyDecision) -> OutputStateChange:
@@ -418,14 +433,13 @@ def _state_change(claimed: ClaimedScan, state: OutputRestriction, word: OutputPo
     )
 
 
+def _frame_key(claimed: ClaimedScan) -> FrameEndKey:
+    return claimed.layer, claimed.frame, claimed.token, claimed.ended
+
+
 def _frame_keys(verdicts: Sequence[ScanVerdict]) -> tuple[list[object], ...]:
-    claims = [each.claimed for each in verdicts]
-    return (
-        [one.layer for one in claims],
-        [one.frame for one in claims],
-        [one.token for one in claims],
-        [one.ended for one in claims],
-    )
+    """The keys as columns."""
+    return tuple(list(column) for column in zip(*(_frame_key(each.claimed) for each in verdicts), strict=True))
 
 
 def _encode_check(check: OutputCheck) -> str:

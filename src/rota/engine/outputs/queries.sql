@@ -99,10 +99,16 @@ FROM (
 ORDER BY o.token DESC LIMIT $5::integer
 
 -- name: outputs_lock
--- Lock and read the end of attempt $3 of frame $2 of layer $1.
+-- Lock ends of frames, each by layer, frame, token and day; returns the tokens of those found.
+SELECT e.token FROM rota.frame_end e
+JOIN unnest($1::uuid[], $2::integer[], $3::bigint[], $4::timestamptz[]) AS g (layer, frame, token, ended)
+  ON e.pk_layer = g.layer AND e.frame = g.frame AND e.token = g.token AND e.ts_finished >= g.ended
+ORDER BY e.token FOR UPDATE OF e
+
+-- name: outputs_read
+-- The end of attempt $3 of frame $2 of layer $1.
 SELECT e.state, e.output, e.value, e.value_at, e.artifacts FROM rota.frame_end e
 WHERE e.pk_layer = $1::uuid AND e.frame = $2::integer AND e.token = $3::bigint AND e.ts_finished >= $4::timestamptz
-FOR UPDATE
 
 -- name: outputs_release
 -- Make the output of attempt $3 of frame $2 of layer $1 readable, as it is or, with $6, as it was: at $5, with files

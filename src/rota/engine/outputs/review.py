@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import Final, Literal
 
 import msgspec
@@ -19,6 +18,8 @@ from rota.engine.completion.job_ends import JobEnd, job_end
 from rota.engine.completion.publisher import CompletionPublisher
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.async_scanner import COUNT_QUARANTINED, RELEASE_DEPENDENTS, StoredFrameOutput, replace_output
+from rota.engine.outputs.frame_end_lock import FrameEndKey, lock_frame_ends
+from rota.engine.outputs.stored_parts import stored_parts
 from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
@@ -26,7 +27,7 @@ from rota.infra.blob_store import BlobStore
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.artifacts import format_artifact, parse_artifact
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Refused
-from rota.model.ids import JobId, LayerId, ShowId
+from rota.model.ids import JobId, ShowId
 from rota.model.policy.outputs import (
     OutputCheck,
     OutputEffect,
@@ -37,7 +38,8 @@ from rota.model.policy.outputs import (
     OutputSummary,
     OutputView,
 )
-from rota.policy.output.evaluate import OutputContent, deadline_after, redact_all
+from rota.policy.output.evaluate import deadline_after, redact_all
+from rota.policy.output.parts import OutputParts
 from rota.queue import Queue
 from rota.queue.dead_letters import DeadLetterFilter
 
@@ -45,7 +47,7 @@ LIST = query(__package__, "outputs_list")
 GET = query(__package__, "outputs_get")
 DELETE_SCAN = query(__package__, "outputs_stop")
 RELEASE = query(__package__, "outputs_release")
-LOCK = query(__package__, "outputs_lock")
+READ = query(__package__, "outputs_read")
 DEAD_LETTERS = query(__package__, "outputs_letter")
 
 REASON_MAX: Final = 500
@@ -92,6 +94,11 @@ class OutputReview:
 
     async def content(self, output: int, who: OutputReviewer, part: str = "value") -> bytes:
         """The original output, even if redacted or withheld: its value as msgpack, or with `artifact:NAME` a file."""
+        content = await self.locate_content(output, who, part)
+        return content if isinstance(content, bytes) else await self.store.get(content)
+
+    async def locate_content(self, output: int, who: OutputReviewer, part: str = "value") -> bytes | str:
+        """The same, or a pointer to it; the access is recorded."""
         row = await self._row(output)
         pointers = _pointers(row)
         if part != "value" and part not in pointers:
@@ -103,8 +110,8 @@ class OutputReview:
         async with self.database.transaction() as tx:
             await audit.append(tx, [entry])
         if part == "value" and part not in pointers:
-            return row["value"] or msgspec.msgpack.encode(None)
-        return await self.store.get(pointers[part])
+            return bytes(row["value"]) if row["value"] else msgspec.msgpack.encode(None)
+        return pointers[part]
 
     async def release(self, output: int, who: OutputReviewer, reason: str) -> OutputReviewResult:
         """Make the output readable as the frame left it."""
@@ -113,7 +120,7 @@ class OutputReview:
         async with self.database.transaction() as tx:
             mode = await tx.value(DELETE_SCAN, output)
             failpoints.hit("outputs.after_stop")
-            now = await tx.row(LOCK, *_frame_key(row))
+            now = await _locked_end(tx, row)
             if now is None or now["output"] is None:
                 return _review_result(row, "released", changed=False)
             # It may have been redacted since the first read: only a new read has the pointers to the original.
@@ -147,7 +154,7 @@ class OutputReview:
         ended: list[JobEnd] = []
         async with self.database.transaction() as tx:
             mode = await tx.value(DELETE_SCAN, output)
-            now = await tx.row(LOCK, *_frame_key(row))
+            now = await _locked_end(tx, row)
             if now is None or now["output"] not in (OutputRestriction.HELD, OutputRestriction.QUARANTINED):
                 return _review_result(row, "redacted", changed=False)
             stored = StoredFrameOutput(now["value"], now["value_at"], now["artifacts"])
@@ -177,14 +184,11 @@ class OutputReview:
         forbid_self_review(_META.decode(row["meta"]), who)
         return row
 
-    async def _original(self, row: Record) -> OutputContent:
+    async def _original(self, row: Record) -> OutputParts:
         pointers = _pointers(row)
-        value: bytes | None = row["value"]
-        if "value" in pointers:
-            value = await self.store.get(pointers["value"])
-        names = [name for name in pointers if name != "value"]
-        files = [(name.removeprefix("artifact:"), await self.store.get(pointers[name])) for name in names]
-        return OutputContent(value, tuple(files))
+        files = [(name.removeprefix("artifact:"), at) for name, at in pointers.items() if name != "value"]
+        value = None if "value" in pointers else row["value"]
+        return await stored_parts(self.store, value, pointers.get("value"), files)
 
     async def _restore_success(self, tx: Transaction, row: Record, state: str) -> list[JobEnd]:
         """The frame succeeds again, and so does its job if no other frame is quarantined."""
@@ -219,7 +223,13 @@ def forbid_self_review(meta: OutputMeta, who: OutputReviewer) -> None:
         )
 
 
-def _frame_key(row: Record) -> tuple[LayerId, int, int, datetime]:
+async def _locked_end(tx: Transaction, row: Record) -> Record | None:
+    """The end of the frame, locked; None: it is no longer retained."""
+    await lock_frame_ends(tx, [_frame_key(row)])
+    return await tx.row(READ, *_frame_key(row))
+
+
+def _frame_key(row: Record) -> FrameEndKey:
     return row["pk_layer"], row["frame"], row["id"], row["ts_ended"]
 
 

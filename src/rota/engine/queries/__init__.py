@@ -6,6 +6,7 @@
 | `results` | results of frames in pages bounded by size |
 | `frames` | frames that are on workers |
 | `logs` | log chunks: received from workers, stored, read back in order |
+| `log_cursor` | follows one stream of a log, across gaps and attempts |
 | `queues` | queues with owners and exact counts; pause and resume |
 | `workers` | worker records, and a placement registry built from them |
 | `wait_for_end` | one shared poll for all callers that wait for a job or run |

@@ -275,7 +275,7 @@ def _to_segments(rows: Sequence[Record], after: int) -> list[LogSegment]:
             LogSegment(
                 attempt=row["attempt"],
                 stream=stream,
-                at=at + min(read, len(data)),
+                at=at + read,
                 data=data[read:],
                 dropped=dropped,
                 lost=missing - dropped,

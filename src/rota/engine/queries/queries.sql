@@ -129,7 +129,7 @@ FROM rota.queue_class q JOIN rota.show s USING (pk_show) JOIN rota.placement_cla
 
 -- name: workers_list
 -- Workers that are up, or all that are stored ($1), with their procs.
-SELECT w.pk_host AS id, w.str_name AS name, w.pool, w.state, w.hello, w.ts_up AS up_at, w.ts_ended AS ended_at,
+SELECT w.pk_host AS id, w.str_name AS name, w.pool, w.state, w.hello, w.heartbeat_s, w.ts_up AS up_at, w.ts_ended AS ended_at,
        coalesce(p.frames, 0)::bigint AS frames, coalesce(p.cores, 0)::bigint AS cores,
        coalesce(p.gpus, 0)::bigint AS gpus, coalesce(p.memory_mb, 0)::bigint AS memory_mb,
        coalesce(p.jobs, 0)::bigint AS jobs

@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -44,18 +45,29 @@ class BlobDirectory:
     def put_file(self, source: Path, most_bytes: int) -> BlobPointer:
         """Copy a file. The pointer identifies the bytes read, even if the file changes meanwhile."""
         with source.open("rb") as source_file:
-            return self._copy_in(source_file, most_bytes)
+            return self.put_parts(iter(partial(source_file.read, COPY_CHUNK_BYTES), b""), most_bytes)
 
     def get(self, pointer: BlobPointer) -> bytes:
+        with self.open(pointer) as file:
+            return pointer.verify(self.read_part(file, -1))
+
+    def open(self, pointer: BlobPointer) -> IO[bytes]:
+        """The file of a value; it stays readable when the sweep removes it."""
         path = self._path(pointer.sha256.hex())
         for _ in range(2):  # the sweep may be renaming it back
             try:
-                return pointer.verify(path.read_bytes())
+                return path.open("rb")
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise _directory_error(self.directory, error) from error
         raise BlobMissing(f"The value {pointer} is no longer stored.", pointer=str(pointer))
+
+    def read_part(self, file: IO[bytes], size: int) -> bytes:
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise _directory_error(self.directory, error) from error
 
     def sweep(self, before_s: float, now_s: float, used: Collection[bytes]) -> int:
         """Remove unused blobs put before `before_s` (seconds since 1970); returns the number."""
@@ -85,12 +97,13 @@ class BlobDirectory:
             temporary.unlink(missing_ok=True)
             raise _directory_error(self.directory, error) from error
 
-    def _copy_in(self, source_file: IO[bytes], most_bytes: int) -> BlobPointer:
+    def put_parts(self, parts: Iterator[bytes], most_bytes: int) -> BlobPointer:
+        """Store a value that is produced in parts."""
         temporary = self._path("00").with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as target_file:
-                pointer = _copy(source_file, target_file, most_bytes)
+                pointer = _copy(parts, target_file, most_bytes)
             path = self._path(pointer.sha256.hex())
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
@@ -129,9 +142,9 @@ class BlobDirectory:
             return
 
 
-def _copy(source_file: IO[bytes], target_file: IO[bytes], most_bytes: int) -> BlobPointer:
+def _copy(parts: Iterator[bytes], target_file: IO[bytes], most_bytes: int) -> BlobPointer:
     digest, size = sha256(), 0
-    while part := source_file.read(COPY_CHUNK_BYTES):
+    for part in parts:
         size += len(part)
         if size > most_bytes:
             raise InvalidInput(f"The value is larger than {most_bytes} bytes, the store's limit for one value.")

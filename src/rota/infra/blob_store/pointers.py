@@ -42,12 +42,32 @@ class BlobPointer(msgspec.Struct, frozen=True):
 
     def verify(self, data: bytes) -> bytes:
         """`data`, if it matches this pointer."""
-        if len(data) != self.size or sha256(data).digest() != self.sha256:
-            raise BlobCorrupted(
-                f"The value stored under {self} is not what was written: restore it, or submit the job again.",
-                pointer=str(self),
-            )
+        digest = BlobDigest(self)
+        digest.update(data)
+        digest.verify()
         return data
+
+
+class BlobDigest:
+    """Verifies a value that is read in parts."""
+
+    def __init__(self, pointer: BlobPointer) -> None:
+        self._pointer = pointer
+        self._sha256 = sha256()
+        self._size = 0
+
+    def update(self, part: bytes) -> None:
+        self._sha256.update(part)
+        self._size += len(part)
+
+    def verify(self) -> None:
+        """Raises BlobCorrupted unless the parts are the whole value."""
+        pointer = self._pointer
+        if self._size != pointer.size or self._sha256.digest() != pointer.sha256:
+            raise BlobCorrupted(
+                f"The value stored under {pointer} is not what was written: restore it, or submit the job again.",
+                pointer=str(pointer),
+            )
 
 
 def pointer_to(data: bytes, where: BlobLocation) -> BlobPointer:

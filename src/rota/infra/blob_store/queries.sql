@@ -21,6 +21,11 @@ SELECT rota.blob_drop_day($1::date)
 -- The value whose hash is $1.
 SELECT data FROM rota.blob WHERE sha256 = $1::bytea LIMIT 1
 
+-- name: blob_slice
+-- Bytes $2 to $2 + $3 of the value whose hash is $1, counted from 1. The values are stored uncompressed, so only these
+-- bytes are read.
+SELECT substring(data FROM $2::integer FOR $3::integer) FROM rota.blob WHERE sha256 = $1::bytea LIMIT 1
+
 -- name: blob_make_day
 -- Create the partition of day $1, unless it exists or the default partition has rows of that day.
 SELECT rota.blob_make_day($1::date)

@@ -16,6 +16,7 @@ from rota.model.errors import BlobMissing
 
 PUT = query(__package__, "blob_put")
 GET = query(__package__, "blob_get")
+SLICE = query(__package__, "blob_slice")
 DAYS = query(__package__, "blob_days")
 MAKE_DAY = query(__package__, "blob_make_day")
 DROP_DAY = query(__package__, "blob_drop_day")
@@ -35,8 +36,20 @@ def put_arguments(data: Sequence[bytes]) -> tuple[list[BlobPointer], tuple[objec
 async def get(database: Database | Transaction, pointer: BlobPointer) -> bytes:
     data = await database.value(GET, pointer.sha256)
     if data is None:
-        raise BlobMissing(f"The value {pointer} is no longer stored.", pointer=str(pointer))
+        raise _missing(pointer)
     return pointer.verify(bytes(data))
+
+
+async def get_slice(database: Database | Transaction, pointer: BlobPointer, at: int, size: int) -> bytes:
+    """`size` bytes from offset `at`; fewer at the end. Unverified."""
+    data = await database.value(SLICE, pointer.sha256, at + 1, size)
+    if data is None:
+        raise _missing(pointer)
+    return bytes(data)
+
+
+def _missing(pointer: BlobPointer) -> BlobMissing:
+    return BlobMissing(f"The value {pointer} is no longer stored.", pointer=str(pointer))
 
 
 async def create_partitions(on: Transaction, today: date) -> None:

@@ -18,6 +18,7 @@ BREAKER_FAILURES: Final = "rota:cb:{name}:failures"
 BREAKER_STATE: Final = "rota:cb:{name}:state"
 
 VELOCITY: Final = "rota:velocity:{limit}"
+REQUEST_TOKENS: Final = "rota:http:tokens:{key}"
 
 WORKERS_SNAPSHOT: Final = "sys:workers:snapshot"
 SNAPSHOT_WRITER: Final = "rota:scheduler:snapshot:writer"
@@ -57,6 +58,7 @@ PATTERNS: Final = (
     BREAKER_FAILURES,
     BREAKER_STATE,
     VELOCITY,
+    REQUEST_TOKENS,
     WORKERS_SNAPSHOT,
     SNAPSHOT_WRITER,
     WORKFLOW_TIMERS,
@@ -105,6 +107,10 @@ class RedisKeys:
     def velocity(self, limit: str) -> str:
         """Jobs admitted under a velocity limit of a policy."""
         return self.key(VELOCITY, limit=limit)
+
+    def request_tokens(self, key: str) -> str:
+        """Requests that an API key may still send."""
+        return self.key(REQUEST_TOKENS, key=key)
 
     def workers_snapshot(self) -> str:
         return self.key(WORKERS_SNAPSHOT)

@@ -18,7 +18,7 @@ from rota.model.errors import OutputHeld, OutputQuarantined, Refused
 from rota.model.ids import JobId
 
 SCANNED_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Content of a value or file beyond this is not scanned."""
+"""Longest part of an output that a remote kernel gets in one call; it scans longer ones in windows."""
 REDACTION_MARKER: Final = "[REDACTED]"
 
 Severity = Literal["low", "medium", "high", "critical"]

@@ -35,7 +35,8 @@ class KernelProcess:
         address = settings.safety_kernel
         self.supervisor = Supervisor(drain_budget_s=settings.service.drain_timeout)
         self.listener = HttpListener(self.supervisor, host=settings.listen.host, port=address.health_port)
-        checker = outputs or LocalContentChecker(FileOutputPolicySource(self.kernel.snapshots))
+        scan_s = settings.output_policy.content_timeout
+        checker = outputs or LocalContentChecker(FileOutputPolicySource(self.kernel.snapshots), scan_s)
         services: list[RpcService] = [SafetyKernelService(self.kernel), OutputPolicyService(checker)]
         self.calls = RpcServer(address, services, "safety_kernel", needs_secret=False, limits=LIMITS)
         self.supervisor.add(self.listener.service, *self.kernel.services(), self.calls.service)

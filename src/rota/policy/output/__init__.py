@@ -5,6 +5,7 @@ loader            the sections `output_policy` and `output_rules` of a policy fi
 evaluate          decides by metadata first, then by content; redacts
 patterns          what the scanners search for
 scanning          bounded search for patterns
+parts             value and files; files are read in chunks
 text_extraction   the texts of an output, and their locations
 checker           checks content in this process or at a remote kernel
 

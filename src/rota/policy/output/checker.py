@@ -1,6 +1,8 @@
 """Checks the content of outputs: by the rules of this process, or at a remote kernel over gRPC.
 
-Both get the whole output and return a decision and, if it redacts, the redacted content. An unknown decision of a
+Both scan the whole output and return a decision and, if it redacts, the redacted content. Files are read in chunks. A
+remote kernel gets an output in one call, or, if a part of it is longer than `SCANNED_BYTES_MAX`, in windows, a call
+each; it cannot redact what it sees in windows, so such an output is quarantined instead. An unknown decision of a
 remote kernel quarantines the output. A malformed reply counts as no answer, and the mode of the topic decides then.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -24,8 +26,11 @@ from rota.model.policy.outputs import (
     ScanFinding,
     Severity,
 )
-from rota.policy.output.evaluate import CompiledOutputPolicy, ContentResult, OutputContent, deadline_after
+from rota.model.settings.lifecycle import OutputPolicySettings
+from rota.policy.output.evaluate import CompiledOutputPolicy, ContentResult, PartsResult, deadline_after
+from rota.policy.output.parts import OutputContent, OutputParts, bytes_file, windows
 from rota.policy.output.rules import DEFAULT_RULES, ERROR_SECRETS, OutputMatch, OutputRule, OutputRules, snapshot_id
+from rota.policy.output.scanning import OVERLAP_BYTES, WINDOW_BYTES
 from rota.policy.snapshots import PolicySnapshots
 
 EVALUATION_SECONDS = metrics.histogram(
@@ -33,7 +38,7 @@ EVALUATION_SECONDS = metrics.histogram(
     "Time to evaluate the rules on the content of one output.",
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
 )
-SERVED_TIMEOUT_S: Final = 30.0
+SERVED_TIMEOUT_S: Final = OutputPolicySettings().content_timeout
 INVALID_REPLY: Final = (
     "The kernel returned an invalid decision about an output: check that its version is that of this server."
 )
@@ -47,7 +52,7 @@ _CONTENT = msgspec.msgpack.Decoder(OutputContent)
 class ContentChecker(Protocol):
     """Checks the content of an output."""
 
-    async def check(self, meta: OutputMeta, content: OutputContent, within_s: float) -> ContentResult:
+    async def check(self, meta: OutputMeta, parts: OutputParts, within_s: float) -> PartsResult:
         """Raises TimeoutError or Unavailable when it cannot decide."""
         ...
 
@@ -72,15 +77,16 @@ _REPLY = msgspec.json.Decoder(OutputDecisionReply)
 class LocalContentChecker:
     """Applies the rules of this process in a thread: RE2 takes milliseconds for the largest text."""
 
-    def __init__(self, policy: OutputPolicySource) -> None:
+    def __init__(self, policy: OutputPolicySource, served_timeout_s: float = SERVED_TIMEOUT_S) -> None:
         self._policy = policy
+        self._served_timeout_s = served_timeout_s
 
-    async def check(self, meta: OutputMeta, content: OutputContent, within_s: float) -> ContentResult:
+    async def check(self, meta: OutputMeta, parts: OutputParts, within_s: float) -> PartsResult:
         policy = self._policy()
         if policy is None:
-            return ContentResult(OutputPolicyDecision(says=OutputEffect.ALLOW))
+            return PartsResult(OutputPolicyDecision(says=OutputEffect.ALLOW))
         began_s = time.perf_counter()
-        result = await asyncio.to_thread(policy.check_content, meta, content, deadline_after(within_s))
+        result = await asyncio.to_thread(policy.check_parts, meta, parts, deadline_after(within_s))
         EVALUATION_SECONDS.observe(time.perf_counter() - began_s)
         return result
 
@@ -95,8 +101,9 @@ class LocalContentChecker:
             raise InvalidInput(
                 "The request about an output cannot be decoded: check that client and kernel have the same version."
             ) from error
-        decision, redacted = await self.check(meta, decoded, SERVED_TIMEOUT_S)
-        reply = OutputDecisionReply(**msgspec.structs.asdict(decision), redacted=redacted)
+        decision, redacted = await self.check(meta, decoded.parts(), self._served_timeout_s)
+        remaining = None if redacted is None else redacted.content()
+        reply = OutputDecisionReply(**msgspec.structs.asdict(decision), redacted=remaining)
         return msgspec.json.encode(reply).decode()
 
 
@@ -115,9 +122,26 @@ class KernelContentChecker:
     async def close(self) -> None:
         await self._remote.close()
 
-    async def check(self, meta: OutputMeta, content: OutputContent, within_s: float) -> ContentResult:
-        meta_json = msgspec.json.encode(meta).decode()
-        reply_json = await self._remote.check_output(meta_json, msgspec.msgpack.encode(_truncate(content)), within_s)
+    async def check(self, meta: OutputMeta, parts: OutputParts, within_s: float) -> PartsResult:
+        until_s = deadline_after(within_s)
+        content = await asyncio.to_thread(_small_content, parts)
+        if content is not None:
+            decision, redacted = await self._ask(meta, content, until_s)
+            return PartsResult(decision, None if redacted is None else redacted.parts())
+        decision = OutputPolicyDecision(says=OutputEffect.ALLOW)
+        async for window in _each_in_thread(_content_windows(parts)):
+            decision, _ = await self._ask(meta, window, until_s)
+            if decision.says is not OutputEffect.ALLOW:
+                break
+        if decision.says is OutputEffect.REDACT:
+            decision = msgspec.structs.replace(decision, says=OutputEffect.QUARANTINE)
+        return PartsResult(decision)
+
+    async def _ask(self, meta: OutputMeta, content: OutputContent, until_s: float) -> ContentResult:
+        meta_json, within_s = msgspec.json.encode(meta).decode(), until_s - time.monotonic()
+        if within_s <= 0:
+            raise TimeoutError
+        reply_json = await self._remote.check_output(meta_json, msgspec.msgpack.encode(content), within_s)
         try:
             reply = _REPLY.decode(reply_json)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -125,6 +149,35 @@ class KernelContentChecker:
         if any("\0" in text for text in _texts(reply)):
             raise Unavailable(INVALID_REPLY)  # PostgreSQL cannot store NUL, and the failed write would lose the batch
         return _to_content_result(reply, content)
+
+
+async def _each_in_thread(contents: Iterator[OutputContent]) -> AsyncIterator[OutputContent]:
+    while (content := await asyncio.to_thread(next, contents, None)) is not None:
+        yield content
+
+
+def _small_content(parts: OutputParts) -> OutputContent | None:
+    """The whole output, if each of its parts fits into a call; else None."""
+    if parts.value is not None and len(parts.value) > SCANNED_BYTES_MAX:
+        return None
+    files = []
+    for file in parts.files:
+        data, is_whole = next(windows(file.chunks(), SCANNED_BYTES_MAX))
+        if not is_whole or len(data) > SCANNED_BYTES_MAX:
+            return None
+        files.append((file.name, data))
+    return OutputContent(parts.value, tuple(files))
+
+
+def _content_windows(parts: OutputParts) -> Iterator[OutputContent]:
+    """The parts in overlapping windows; a value as its bytes, in which texts are as they are."""
+    value = [] if parts.value is None else [bytes_file("value", parts.value)]
+    for file in (*value, *parts.files):
+        tail = b""
+        for window, _ in windows(file.chunks(), WINDOW_BYTES):
+            data = tail + window
+            yield OutputContent(None, ((file.name, data),))
+            tail = data[-OVERLAP_BYTES:]
 
 
 def _texts(reply: OutputDecisionReply) -> list[str]:
@@ -153,13 +206,6 @@ def _has_same_parts(redacted: OutputContent, content: OutputContent) -> bool:
     """Whether it can replace the other: the same parts with the same names."""
     names = [[name for name, _ in each.artifacts] for each in (redacted, content)]
     return names[0] == names[1] and (redacted.value is None) == (content.value is None)
-
-
-def _truncate(content: OutputContent) -> OutputContent:
-    """Cut each part to what is scanned, plus one byte that shows it was longer."""
-    max_bytes = SCANNED_BYTES_MAX + 1
-    value = None if content.value is None else content.value[:max_bytes]
-    return OutputContent(value, tuple((name, data[:max_bytes]) for name, data in content.artifacts))
 
 
 class FileOutputPolicySource:

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import translate
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,10 +29,11 @@ from rota.model.policy.outputs import (
     Severity,
 )
 from rota.policy.output import patterns
+from rota.policy.output.parts import OutputContent, OutputFile, OutputParts, redacted_chunks
 from rota.policy.output.patterns import ScanPattern
 from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules, check_rules
-from rota.policy.output.scanning import FINDINGS_MAX, Hits, find_hits
-from rota.policy.output.text_extraction import OutputBlob, OutputValue, ScanTarget
+from rota.policy.output.scanning import FINDINGS_MAX, Hits, find_hits, find_hits_by_kind
+from rota.policy.output.text_extraction import OutputBlob, OutputValue
 
 REDACTION_ROUNDS_MAX: Final = 8
 CACHE_MAX: Final = 4096
@@ -48,22 +50,26 @@ class MetadataResult(NamedTuple):
     """A rule redacts it by metadata and no earlier rule can allow it: it is unreadable until the redaction is done."""
 
 
-class OutputContent(msgspec.Struct, frozen=True):
-    """A whole output: the return value, and the artifacts by name."""
-
-    value: bytes | None = None
-    artifacts: tuple[tuple[str, bytes], ...] = ()
-
-    def bodies(self) -> list[OutputValue | OutputBlob]:
-        value = [] if self.value is None else [OutputValue(self.value)]
-        return [*value, *(OutputBlob(f"artifact:{name}", data) for name, data in self.artifacts)]
-
-
 class ContentResult(NamedTuple):
     """The result of the content check; `redacted` is what may be read instead."""
 
     word: OutputPolicyDecision
     redacted: OutputContent | None = None
+
+
+class PartsResult(NamedTuple):
+    """The same for an output in parts. A file that stays as it is, is the same object."""
+
+    word: OutputPolicyDecision
+    redacted: OutputParts | None = None
+
+
+class PartsHits(NamedTuple):
+    """The hits in an output."""
+
+    value: OutputValue | None
+    by_kind: list[list[Hits]]
+    """For each kind of patterns: the hits in the value, if there is one, and in each file."""
 
 
 class CompiledOutputRule:
@@ -99,15 +105,11 @@ class CompiledOutputRule:
             return False
         return self._types is None or any(self._types(each) for each in meta.content_types)
 
-    def scan(self, bodies: Sequence[ScanTarget], until_s: float) -> list[Hits] | None:
-        """The hits of each kind of pattern that it requires; None if one kind has none."""
-        found: list[Hits] = []
-        for kind in self.kinds:
-            hits = [find_hits(body, kind, until_s) for body in bodies]
-            if not any(each.hits for each in hits):
-                return None
-            found += hits
-        return found
+    def match_hits(self, by_kind: Sequence[Sequence[Hits]]) -> list[Hits] | None:
+        """The hits of each kind of pattern that it requires, one after the other; None if one kind has none."""
+        if not all(any(each.hits for each in hits) for hits in by_kind):
+            return None
+        return [each for hits in by_kind for each in hits]
 
     def to_decision(
         self, snapshot: str, findings: Sequence[ScanFinding] = (), effect: OutputEffect | None = None
@@ -158,25 +160,30 @@ class CompiledOutputPolicy:
         return MetadataResult(self._allowed, scan)
 
     def check_content(self, meta: OutputMeta, content: OutputContent, until_s: float) -> ContentResult:
-        """Decide by content; TimeoutError past `until_s` on the monotonic clock."""
+        """As `check_parts`, for an output in memory."""
+        word, redacted = self.check_parts(meta, content.parts(), until_s)
+        return ContentResult(word, None if redacted is None else redacted.content())
+
+    def check_parts(self, meta: OutputMeta, parts: OutputParts, until_s: float) -> PartsResult:
+        """Decide by content; TimeoutError past `until_s` on the monotonic clock. Blocks while files are read."""
         found: list[ScanFinding] = []
         decision = self._allowed
-        current = content
+        current = parts
         for _ in range(REDACTION_ROUNDS_MAX):
-            result, redacted = self._evaluate_content(meta, current, until_s, again=bool(found))
+            result, redacted = self._evaluate_parts(meta, current, until_s, again=bool(found))
             found += result.findings
             if result.says is OutputEffect.ALLOW:
                 break
             decision = result
             if redacted is None:
-                return ContentResult(_with_findings(decision, found))
+                return PartsResult(_with_findings(decision, found))
             current = redacted
         else:
-            current = _replace_with_marker(content)
+            current = parts.replaced_by_marker()
         return (
-            ContentResult(self._allowed)
+            PartsResult(self._allowed)
             if decision.says is OutputEffect.ALLOW
-            else ContentResult(_with_findings(decision, found), current)
+            else PartsResult(_with_findings(decision, found), current)
         )
 
     def check_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
@@ -196,7 +203,9 @@ class CompiledOutputPolicy:
     def _evaluate_error(self, meta: OutputMeta, text: str, until_s: float) -> tuple[OutputPolicyDecision, str]:
         body = OutputBlob("error", text.encode(errors="replace"), is_text=True)
         for rule in self._applicable_rules(meta):
-            hits = rule.scan([body], until_s) if rule.fits(meta) else None
+            if not rule.fits(meta):
+                continue
+            hits = rule.match_hits([[find_hits(body, kind, until_s)] for kind in rule.kinds])
             if hits is None:
                 continue
             decision = rule.to_decision(self.snapshot, [finding for each in hits for finding in each.findings()])
@@ -205,23 +214,24 @@ class CompiledOutputPolicy:
             return decision, body.redact([span for each in hits for span in each.spans()]).decode(errors="replace")
         return self._allowed, text
 
-    def _evaluate_content(
-        self, meta: OutputMeta, content: OutputContent, until_s: float, *, again: bool
-    ) -> tuple[OutputPolicyDecision, OutputContent | None]:
-        bodies = content.bodies()
-        truncated = any(body.truncated for body in bodies)
-        for rule in self._applicable_rules(meta):
-            if not rule.fits(meta) or (again and not rule.needs_content and rule.rule.decision is OutputEffect.REDACT):
-                continue
-            hits = rule.scan(bodies, until_s) if rule.needs_content else []
+    def _evaluate_parts(
+        self, meta: OutputMeta, parts: OutputParts, until_s: float, *, again: bool
+    ) -> tuple[OutputPolicyDecision, OutputParts | None]:
+        rules = [
+            rule
+            for rule in self._applicable_rules(meta)
+            if rule.fits(meta) and not (again and not rule.needs_content and rule.rule.decision is OutputEffect.REDACT)
+        ]
+        found = _find_in_parts(parts, [kind for rule in rules for kind in rule.kinds], until_s)
+        kinds = iter(found.by_kind)
+        for rule in rules:
+            hits = rule.match_hits([next(kinds) for _ in rule.kinds])
             if hits is None:
                 continue
-            findings = [finding for each in hits for finding in each.findings()]
+            decision = rule.to_decision(self.snapshot, [finding for each in hits for finding in each.findings()])
             if rule.rule.decision is not OutputEffect.REDACT:
-                return rule.to_decision(self.snapshot, findings), None
-            if truncated:
-                return rule.to_decision(self.snapshot, findings, OutputEffect.QUARANTINE), None
-            return rule.to_decision(self.snapshot, findings), _redact(content, bodies, hits)
+                return decision, None
+            return decision, _redact(parts, found.value, hits)
         return self._allowed, None
 
     def _applicable_rules(self, meta: OutputMeta) -> list[CompiledOutputRule]:
@@ -234,41 +244,39 @@ class CompiledOutputPolicy:
         return found
 
 
-def redact_all(
-    content: OutputContent, until_s: float, *, whole: bool = False
-) -> tuple[OutputContent, list[ScanFinding]]:
-    """Remove the findings of all scanners; content that is truncated or has no findings is replaced whole."""
+def redact_all(parts: OutputParts, until_s: float, *, whole: bool = False) -> tuple[OutputParts, list[ScanFinding]]:
+    """Remove the findings of all scanners; content without findings is replaced whole."""
     if whole:
-        return _replace_with_marker(content), []
-    bodies = content.bodies()
-    hits = [find_hits(body, patterns.built_in_patterns(), until_s) for body in bodies]
-    findings = [finding for each in hits for finding in each.findings()]
-    if any(body.truncated for body in bodies) or not findings:
-        return _replace_with_marker(content), findings
-    return _redact(content, bodies, hits), findings
+        return parts.replaced_by_marker(), []
+    found = _find_in_parts(parts, [patterns.built_in_patterns()], until_s)
+    hits = found.by_kind[0]
+    return _redact(parts, found.value, hits), [finding for each in hits for finding in each.findings()]
 
 
-def _redact(content: OutputContent, bodies: Sequence[OutputValue | OutputBlob], hits: Sequence[Hits]) -> OutputContent:
-    """Bodies without hits stay unchanged; without any hit everything is replaced."""
+def _find_in_parts(parts: OutputParts, kinds: Sequence[Sequence[ScanPattern]], until_s: float) -> PartsHits:
+    """Each file is read once."""
+    value = None if parts.value is None else OutputValue(parts.value)
+    bodies: list[OutputValue | OutputFile] = [*([] if value is None else [value]), *parts.files]
+    by_body = [find_hits_by_kind(body, kinds, until_s) for body in bodies] if kinds else []
+    return PartsHits(value, [[hits[number] for hits in by_body] for number in range(len(kinds))])
+
+
+def _redact(parts: OutputParts, body: OutputValue | None, hits: Sequence[Hits]) -> OutputParts:
+    """Parts without hits stay unchanged; without any hit everything is replaced."""
     if not any(each.hits for each in hits) or any(each.too_many for each in hits):
-        return _replace_with_marker(content)
-    remaining: list[bytes] = []
-    for body, original in zip(bodies, _parts(content), strict=True):
-        spans = [span for each in hits if each.body is body for span in each.spans()]
-        remaining.append(body.redact(spans) if spans else original)
-    value = None if content.value is None else remaining.pop(0)
-    return OutputContent(
-        value, tuple((name, data) for (name, _), data in zip(content.artifacts, remaining, strict=True))
-    )
+        return parts.replaced_by_marker()
+    value = parts.value
+    if body is not None and (spans := [span for each in hits if each.body is body for span in each.spans()]):
+        value = body.redact(spans)
+    return OutputParts(value, tuple(_redact_file(file, number, parts, hits) for number, file in enumerate(parts.files)))
 
 
-def _parts(content: OutputContent) -> list[bytes]:
-    return [*([] if content.value is None else [content.value]), *(data for _, data in content.artifacts)]
-
-
-def _replace_with_marker(content: OutputContent) -> OutputContent:
-    value = None if content.value is None else msgspec.msgpack.encode(REDACTION_MARKER)
-    return OutputContent(value, tuple((name, REDACTION_MARKER.encode()) for name, _ in content.artifacts))
+def _redact_file(file: OutputFile, number: int, parts: OutputParts, hits: Sequence[Hits]) -> OutputFile:
+    """The hits of each kind are in the order of the parts."""
+    bodies = len(parts.files) + (parts.value is not None)
+    place = number + (parts.value is not None)
+    spans = [(hit.begin, hit.end) for each in hits[place::bodies] for hit in each.hits]
+    return OutputFile(file.name, partial(redacted_chunks, file.chunks, spans)) if spans else file
 
 
 def _with_findings(decision: OutputPolicyDecision, findings: Sequence[ScanFinding]) -> OutputPolicyDecision:

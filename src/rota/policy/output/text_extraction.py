@@ -2,7 +2,8 @@
 
 A value is split into its strings, keys, blobs and long integers (which may be ids or card numbers). They are joined
 into one text in which a key precedes its value, as in `password=...`, so that a pattern sees both; everything else is
-separated by NUL. A file is one fragment. Hits are mapped back to the fragments they lie in.
+separated by NUL. Hits are mapped back to the fragments they lie in. Files are not extracted: they are searched as they
+are, in windows.
 
 Redaction replaces parts of fragments and rebuilds the value in the same traversal order. A value that cannot be decoded
 is one fragment, and any hit redacts all of it.
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rota.model.policy.outputs import REDACTION_MARKER, SCANNED_BYTES_MAX, merge_spans
+from rota.model.policy.outputs import REDACTION_MARKER, merge_spans
 
 LONG_NUMBER: Final = 10**8
 """Integers from here on may identify a person."""
@@ -56,24 +57,18 @@ class OutputFragment(NamedTuple):
 
 
 class ScanTarget:
-    """One text to scan: a value, a file or an error text."""
+    """One text to scan: a value or an error text."""
 
-    def __init__(self, name: str, fragments: Sequence[OutputFragment], max_bytes: int = SCANNED_BYTES_MAX) -> None:
+    def __init__(self, name: str, fragments: Sequence[OutputFragment]) -> None:
         self.name = name
         self.fragments = fragments
-        self.truncated = False
         self._begins: list[int] = []
-        self.text = self._join_fragments(max_bytes)
+        self.text = self._join_fragments()
 
-    def _join_fragments(self, max_bytes: int) -> bytes:
+    def _join_fragments(self) -> bytes:
         parts: list[bytes] = []
         size = 0
         for fragment in self.fragments:
-            if size + len(fragment.data) > max_bytes:
-                self.truncated = True
-                self._begins.append(size)
-                parts.append(fragment.data[: max(0, max_bytes - size)])
-                break
             self._begins.append(size)
             parts += (fragment.data, b"=" if fragment.is_key else b"\0")
             size += len(fragment.data) + 1
@@ -113,8 +108,19 @@ class OutputValue(ScanTarget):
         return msgspec.msgpack.encode(_walk(self._value, (), _redactor(_group_spans(spans))))
 
 
+class OutputStream:
+    """A file that is searched in windows: hits are offsets in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fragments = (OutputFragment((), b"", is_text=False),)
+
+    def spans(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        return [(0, begin, end)]
+
+
 class OutputBlob(ScanTarget):
-    """A file or a text."""
+    """A text in memory, such as an error."""
 
     def __init__(self, name: str, data: bytes, *, is_text: bool = False) -> None:
         super().__init__(name, [OutputFragment((), data, is_text=is_text)])

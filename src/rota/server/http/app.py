@@ -17,6 +17,7 @@ from rota.server.http.codec import ApiRequest, ApiResponse
 from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.middleware import errors
 from rota.server.http.middleware.authentication import PREFIX
+from rota.server.http.middleware.encoded_slashes import restore_slashes
 from rota.server.http.permissions import ROLE, ROLE_SCOPE, authorize, requires
 from rota.server.http.routes.admin import AdminRoutes, KeyRoutes, LedgerRoutes
 from rota.server.http.routes.agents import AgentRoutes
@@ -74,7 +75,7 @@ def build(deps: HttpDependencies) -> App:
 def litestar_app() -> Litestar:
     """Every route of the API with its required role. The dependencies come with each request, in its scope."""
     app = Litestar(
-        [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[authorize])],
+        [Router(PREFIX, route_handlers=[*CONTROLLERS, describe], guards=[authorize], middleware=[_restore_slashes])],
         dependencies={"deps": Provide(_dependencies_of, sync_to_thread=False)},
         exception_handlers={
             RotaError: errors.handle_rota_error,
@@ -89,6 +90,10 @@ def litestar_app() -> Litestar:
     )
     _check_roles(app)
     return app
+
+
+def _restore_slashes(app: types.ASGIApp) -> types.ASGIApp:
+    return restore_slashes(app)  # type: ignore[arg-type,return-value]  # plain ASGI
 
 
 def _dependencies_of(scope: types.Scope) -> HttpDependencies:

@@ -14,6 +14,7 @@ from litestar.response.base import ASGIResponse
 
 from rota.model.access import Actor
 from rota.model.errors import InvalidInput
+from rota.server.http.middleware.authentication import HEAD_KEY
 from rota.server.http.middleware.rate_limit import RequestSlot
 
 JSON: Final = "application/json"
@@ -28,6 +29,11 @@ _TOO_SLOW: Final = "The body arrived too slowly, so nothing was done: send it wi
 
 class ApiRequest(Request[Actor, RequestSlot, Any]):
     """An authenticated request. A truncated or too slow body raises before the handler runs."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether only the headers are sent: a handler then neither waits nor opens a stream."""
+        return bool(self.scope.get(HEAD_KEY))
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         chunks, began_s, size = super().stream(), time.monotonic(), 0

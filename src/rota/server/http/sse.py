@@ -5,6 +5,7 @@ Invariants and who enforces them:
   `SEND_TIMEOUT_S` the connection is aborted, with the data in its buffers.
 - A stream ends with its key and with the server: `open_streams`.
 - The number of streams per key and in total is bounded: `middleware.rate_limit`.
+- HEAD gets the headers and takes no stream: it would never end, since its client waits for no body.
 
 A heartbeat every `HEARTBEAT_INTERVAL_S` keeps proxies from closing the connection. It carries the current position, for
 clients whose filter matches nothing. If the server dies, the client resumes elsewhere from that position.
@@ -79,6 +80,11 @@ class _SseAsgiResponse(ASGIResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # type: ignore[override]
         request = self._request
+        if request.is_head:
+            async with self._source as source:
+                await _send_head(send, 204 if source is None else 200)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         key = key_from_headers(request.headers.get("authorization"), request.headers.get("x-api-key"))
         request.auth.begin_wait()
         with self._streams.open(key, request.user) as stream:

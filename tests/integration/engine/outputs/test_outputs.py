@@ -1,17 +1,22 @@
 """Output checks on real servers: allow, hold, redact, quarantine and release."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
+from rota.engine.outputs import async_scanner
 from rota.engine.outputs.async_scanner import CLAIM
 from rota.engine.outputs.review import OutputReview, OutputReviewer
-from rota.model.errors import Forbidden, InvalidInput, NotFound, Unavailable
+from rota.infra.blob_store import store as blob_store
+from rota.model.errors import Forbidden, InvalidInput, NotFound, PostgresBusy, Unavailable
 from rota.model.policy.outputs import OutputEffect, OutputScanMode
+from rota.model.protocol import Artifact
 from rota.model.workflows.spec import StepSpec, WorkflowSpec
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import DEFAULT_RULES, OutputMatch, OutputRule
+from rota.worker import outcomes
 from rota.workflow.run_queries import RunQueries
 from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
@@ -24,6 +29,8 @@ AUDITED = sql("SELECT actor, action, detail FROM rota.audit WHERE action LIKE 'o
 SCANS = sql("SELECT token, mode, tries, unsettled, ts_due > now() AS waits FROM rota.scan ORDER BY token")
 DUE = sql("UPDATE rota.scan SET ts_due = now()")
 OLD = sql("UPDATE rota.scan SET ts_due = now(), ts_ended = ts_ended - interval '1 hour'")
+CARRY = sql("SELECT rota.frame_ends_carry((now() AT TIME ZONE 'UTC')::date, 100)")
+BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 BLOBS = sql("SELECT data FROM rota.blob")
 ANN = OutputReviewer("key:ann", ("ann",))
 
@@ -180,6 +187,41 @@ async def test_artifacts_are_redacted_individually(cluster, tmp_path, monkeypatc
     files = {one.name: one.pointer for one in await cluster.jobs.artifacts(found_job.layers[0].id)}
     found = {name: await cluster.replica.engine.store.get(pointer) for name, pointer in files.items()}
     assert found == {"a.txt": b"a.txt of frame 0", "b.txt": b"[REDACTED] 0"}
+
+
+async def test_files_are_scanned_and_redacted_in_chunks_and_never_read_whole(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cluster.rules([rule(OutputEffect.REDACT, content_patterns=("b[.]txt of frame",))])
+    store = cluster.replica.engine.store
+
+    async def read_whole(*_args):
+        raise AssertionError("a file was read whole")
+
+    monkeypatch.setattr(store, "get", read_whole)
+    monkeypatch.setattr(blob_store, "PART_BYTES", 4)
+    job = await cluster.submit("leave", "a.txt", "b.txt")
+    assert await cluster.ended(job) == "SUCCEEDED"
+    await cluster.scanned()
+    found_job = await cluster.jobs.get(job)
+    found = {
+        one.name: b"".join([part async for part in store.read(one.pointer)])
+        for one in await cluster.jobs.artifacts(found_job.layers[0].id)
+    }
+    assert found == {"a.txt": b"a.txt of frame 0", "b.txt": b"[REDACTED] 0"}
+
+
+async def test_failed_attempt_stores_no_output_that_nobody_would_scan(cluster, monkeypatch):
+    end = outcomes.failure_end
+
+    def failure_with_output(*args):
+        artifacts = (Artifact("a.txt", data=SECRET.encode()),)
+        return msgspec.structs.replace(end(*args), value=msgspec.msgpack.encode(SECRET), artifacts=artifacts)
+
+    monkeypatch.setattr(outcomes, "failure_end", failure_with_output)
+    assert await cluster.ended(await cluster.submit("boom")) == "FAILED"
+    [row] = await cluster.database.rows(FRAMES)
+    assert (row["state"], row["value"], row["artifacts"]) == ("FAILED", None, None)
+    assert await cluster.database.rows(BLOBS) == []
 
 
 async def test_redact_rule_does_not_override_a_later_quarantine_rule(cluster):
@@ -511,6 +553,77 @@ async def test_failed_job_stays_failed_when_a_scan_quarantines_its_output(cluste
     done = await cluster.done(job)
     assert done["state"] == "FAILED"
     assert sum(layer["quarantined"] for layer in done["layers"]) == 1
+
+
+@asynccontextmanager
+async def frame_ends_being_carried(cluster):
+    """Retention has moved the ends of frames of live jobs, and commits when the block ends."""
+    async with cluster.database.transaction() as tx:
+        assert await tx.value(CARRY) == 1
+        yield
+        await until(lambda: cluster.database.value(BLOCKED), what="somebody who waits for the moved row")
+
+
+async def a_held_output(cluster, given="hello"):
+    """A job that is held by its scan while another layer runs; returns it, and what lets each of them go on."""
+    cluster.rules([NO_SECRETS], mode=OutputScanMode.HOLD)
+    resume, gate = pause_checkers(cluster), hanging("x")
+    job = await cluster.submit_layers(("echo", given), ("hang", "x"))
+    await until(lambda: cluster.database.rows(SCANS), what="the scan")
+    return job, resume, gate
+
+
+async def test_verdict_racing_the_move_of_a_frame_end_leaves_no_output_held(cluster):
+    job, resume, gate = await a_held_output(cluster)
+    async with frame_ends_being_carried(cluster):
+        resume.set()
+    await cluster.scanned()
+    assert [(msgspec.msgpack.decode(value), output) for value, *_, output in await values(cluster, job)] == [
+        ("hello", None)
+    ]
+    gate.set()
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_quarantine_racing_the_move_of_a_frame_end_is_applied(cluster):
+    job, resume, gate = await a_held_output(cluster, SECRET)
+    async with frame_ends_being_carried(cluster):
+        resume.set()
+    await cluster.scanned()
+    gate.set()
+    assert await cluster.ended(job) == "OUTPUT_QUARANTINED"
+    assert await values(cluster, job) == [(None, None, None, "quarantined")]
+
+
+async def test_release_racing_the_move_of_a_frame_end_releases_it(cluster):
+    job, resume, gate = await a_held_output(cluster)
+    [line] = await review_page(cluster, state="held")
+    async with frame_ends_being_carried(cluster):
+        released = asyncio.create_task(review(cluster).release(line.id, ANN, "It is a test."))
+    assert (await released).changed
+    assert [output for *_, output in await values(cluster, job)] == [None]
+    resume.set()
+    gate.set()
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_verdict_that_a_busy_database_refuses_is_applied_later(cluster, monkeypatch):
+    """Refusals do not count as crashes of the scanner: after a few of those an output is not scanned for a day."""
+    monkeypatch.setattr(async_scanner, "POLL_INTERVAL_S", 0.02)
+    cluster.rules([NO_SECRETS], mode=OutputScanMode.HOLD)
+    scanner = cluster.replica.engine.scanner
+    apply, refusals = scanner.apply, iter(range(async_scanner.UNSETTLED_CLAIMS_MAX + 2))
+
+    async def busy(verdicts):
+        for _ in refusals:
+            raise PostgresBusy("A lock is held.", sqlstate="55P03")
+        return await apply(verdicts)
+
+    scanner.apply = busy
+    job = await cluster.submit("echo", "hello")
+    await cluster.ended(job)
+    await cluster.scanned()
+    assert [msgspec.msgpack.decode(value) for value, *_ in await values(cluster, job)] == ["hello"]
 
 
 async def test_scan_result_after_a_release_is_dropped(cluster):

@@ -15,10 +15,13 @@ from rota.model.api_key_format import key_from_headers
 from rota.model.errors import RotaError, SetupFailed
 from rota.server.access import ApiKeyStore, KeyCheck
 from rota.server.http import problem_details
+from rota.server.http.middleware.encoded_slashes import keep_encoded_slashes
 from rota.server.http.middleware.rate_limit import RateLimiter
 
 log = structlog.get_logger(__name__)
 PREFIX: Final = "/api/v1"
+HEAD_KEY: Final = "rota.head"
+"""ASGI scope key: the method of this request was HEAD."""
 WARM_UP_DELAY_S: Final = 1.0
 
 
@@ -44,9 +47,9 @@ class AuthenticationMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             actor = await self._check.check(_presented_key(scope))
-            with self._rate_limiter.admit(actor.key) as slot:
+            async with self._rate_limiter.admit(actor.key) as slot:
                 app = await asyncio.shield(self._app())
-                await app(_head_as_get(scope) | {"user": actor, "auth": slot}, receive, send)
+                await app(_app_scope(scope) | {"user": actor, "auth": slot}, receive, send)
         except RotaError as error:
             await _send_problem(send, problem_details.response_for_error(error))
 
@@ -89,9 +92,11 @@ class AuthenticationMiddleware:
         return self._build_task
 
 
-def _head_as_get(scope: Scope) -> dict[str, Any]:
-    """The app handles HEAD as GET; the HTTP server omits the body."""
-    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)
+def _app_scope(scope: Scope) -> dict[str, Any]:
+    """The app handles HEAD as GET, without waiting or streaming; the HTTP server omits the body."""
+    is_head = scope["method"] == "HEAD"
+    method = "GET" if is_head else scope["method"]
+    return {**scope, "path": keep_encoded_slashes(scope), "method": method, HEAD_KEY: is_head}
 
 
 def _presented_key(scope: Scope) -> str:

@@ -1,47 +1,40 @@
-"""Limits requests per second for each key (token bucket) and requests in flight over all keys.
+"""Limits requests per second for each key over all servers, and requests in flight on this server.
 
-A request that waits for a job to end or follows events does not count as in flight; the number of these is limited
-separately. All state is local to the process, so a key has its full limit at each replica. Full buckets carry no
-information and are dropped.
+`request_tokens` counts the requests of a key for all servers. Requests in flight, which protect this process, and
+requests that wait for a job to end or follow events are counted here; a request that waits is not in flight.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import ceil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-from rota.infra.clock import Clock, SystemClock
 from rota.infra.telemetry import metrics
 from rota.model.errors import RateLimited
+from rota.server.http.middleware.request_tokens import RequestTokens
 
 REQUESTS_IN_FLIGHT = metrics.gauge("rota_http_under_way", "API requests in flight.")
 REQUESTS_WAITING = metrics.gauge("rota_http_waiting", "Requests that wait for a job to end or follow events.")
-BUCKETS_MAX: Final = 4096
 WAITING_MAX, WAITING_PER_KEY_MAX = 4096, 1024
 WAITING_RETRY_S: Final = 5
 
 
 class RateLimiter:
-    """`rate` requests a second and bursts of `burst` per key; `in_flight_max` over all keys. 0 means no limit."""
+    """`tokens` limits the rate of each key, None: no limit; `in_flight_max` over all keys, 0: no limit."""
 
-    def __init__(self, rate: float, burst: int, in_flight_max: int, clock: Clock | None = None) -> None:
-        self._rate = rate
-        self._burst = float(max(burst, 1))
+    def __init__(self, tokens: RequestTokens | None, in_flight_max: int) -> None:
+        self._tokens = tokens
         self._in_flight_max = in_flight_max
-        self._clock = clock or SystemClock()
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """Tokens left per key, and the time of that count."""
         self._in_flight = 0
         self._waiting: Counter[str] = Counter()
 
-    @contextmanager
-    def admit(self, key: str) -> Iterator[RequestSlot]:
+    @asynccontextmanager
+    async def admit(self, key: str) -> AsyncIterator[RequestSlot]:
         """Hold a slot for one request. Raises RateLimited, with the time to retry, when a limit is reached."""
-        if self._rate:
-            self._take_token(key)
+        if self._tokens is not None:
+            await self._tokens.take(key)
         self._begin_request()
         slot = RequestSlot(self, key)
         try:
@@ -80,28 +73,6 @@ class RateLimiter:
     def _end_request(self) -> None:
         self._in_flight -= 1
         REQUESTS_IN_FLIGHT.set(self._in_flight)
-
-    def _take_token(self, key: str) -> None:
-        now_s = self._clock.monotonic()
-        tokens, at_s = self._buckets.get(key, (self._burst, now_s))
-        remaining = min(self._burst, tokens + (now_s - at_s) * self._rate)
-        if remaining < 1.0:
-            wait_s = ceil((1.0 - remaining) / self._rate)
-            raise RateLimited(
-                f"This key has sent more than {self._rate:g} requests a second: try again in {wait_s} s, or send many"
-                " jobs in one request.",
-                retry_after_s=wait_s,
-            )
-        if len(self._buckets) >= BUCKETS_MAX:
-            self._drop_full_buckets(now_s)
-        self._buckets[key] = (remaining - 1.0, now_s)
-
-    def _drop_full_buckets(self, now_s: float) -> None:
-        self._buckets = {
-            key: (remaining, at_s)
-            for key, (remaining, at_s) in self._buckets.items()
-            if remaining + (now_s - at_s) * self._rate < self._burst
-        }
 
 
 class RequestSlot:

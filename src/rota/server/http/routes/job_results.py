@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream as Streamed
 
+from rota.api.logs import LogBytes
 from rota.engine.queries.jobs import JobView, Layer
-from rota.engine.queries.logs import READ_MAX, LogReader, LogSegment, Stream
+from rota.engine.queries.log_cursor import FrameLogStream, LogCursor
+from rota.engine.queries.logs import READ_MAX, LogSegment, Stream
 from rota.engine.queries.results import FrameResultPage
 from rota.infra.blob_store import BlobPointer
 from rota.model.access import Role
@@ -21,13 +23,14 @@ from rota.model.errors import NotFound
 from rota.model.ids import JobId
 from rota.model.jobs.frame_ranges import FRAME_NUMBER_MAX
 from rota.model.policy.outputs import check_readable
+from rota.server.http.blob_stream import OCTET_STREAM, stream_blob
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.pagination import Limit, Page
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.visibility import JobPath, visible_job
 
-OCTET_STREAM: Final = "application/octet-stream"
+JSON_LINES: Final = "application/x-ndjson"
 FOLLOW_MAX_S: Final = 3600.0
 POLL_INTERVAL_S: Final = 0.25
 LOG_LAG_MAX_S: Final = 1.0
@@ -41,6 +44,12 @@ AttemptNumber = Annotated[
 ]
 ByteOffset = Annotated[
     int, QueryParameter(ge=0, lt=2**53, description="Start at this byte of the stream; needs `stream`.")
+]
+AttemptOfOffset = Annotated[
+    int | None,
+    QueryParameter(
+        ge=1, le=32767, description="The attempt in which `at` counts; a later one is streamed from its start."
+    ),
 ]
 
 
@@ -69,21 +78,6 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     sha256: str
     at: str
-
-
-class FrameLogStream(msgspec.Struct, frozen=True):
-    """One stream of one frame."""
-
-    job: JobId
-    frame: int | None
-    layer: str | None
-    attempt: int | None
-    stream: Stream
-
-    async def read(self, logs: LogReader, at: int, most: int = READ_MAX) -> list[LogSegment]:
-        return await logs.read(
-            self.job, self.frame, layer=self.layer, attempt=self.attempt, stream=self.stream, after=at, most=most
-        )
 
 
 class JobResultRoutes(Controller):
@@ -151,13 +145,34 @@ class JobResultRoutes(Controller):
         at: ByteOffset = 0,
         follow: FromQuery[bool] = False,
     ) -> Streamed:
-        """Stream a log byte for byte; with `follow` until it ends, for at most an hour."""
+        """Stream a log byte for byte; with `follow` until it ends, for at most an hour. To resume it, read chunks."""
         found = await visible_job(request.user, deps, job)
         log_stream = FrameLogStream(found.id, frame, layer, attempt, stream)
-        await log_stream.read(deps.logs, at, most=1)  # raises errors before the response starts
-        if follow:
-            request.auth.begin_wait()
-        return Streamed(_stream_log(deps, log_stream, at, FOLLOW_MAX_S if follow else 0.0), media_type=OCTET_STREAM)
+        segments = await _open_log(request, deps, log_stream, at, None, follow=follow)
+        return Streamed((segment.data async for segment in segments), media_type=OCTET_STREAM)
+
+    @get("/logs/{stream:str}/chunks", opt=requires(Role.VIEWER, "somewhere"), media_type=JSON_LINES)
+    async def follow_log_chunks(
+        self,
+        request: ApiRequest,
+        deps: Deps,
+        job: JobPath,
+        stream: FromPath[Stream],
+        frame: FrameNumber = None,
+        layer: LayerName = None,
+        attempt: AttemptNumber = None,
+        at: ByteOffset = 0,
+        at_attempt: AttemptOfOffset = None,
+        follow: FromQuery[bool] = False,
+    ) -> Streamed:
+        """Stream a log as JSON lines, each with its offset and attempt, so that it can be resumed after any of them.
+
+        `data` is base64. With `follow` until the stream ends, for at most an hour.
+        """
+        found = await visible_job(request.user, deps, job)
+        log_stream = FrameLogStream(found.id, frame, layer, attempt, stream)
+        segments = await _open_log(request, deps, log_stream, at, at_attempt, follow=follow)
+        return Streamed((_log_line(segment) async for segment in segments), media_type=JSON_LINES)
 
     @get("/artifacts", opt=requires(Role.VIEWER, "somewhere"))
     async def get_artifacts(
@@ -178,35 +193,71 @@ class JobResultRoutes(Controller):
     @get("/artifacts/file", opt=requires(Role.VIEWER, "somewhere"), media_type=OCTET_STREAM)
     async def get_artifact(
         self, request: ApiRequest, deps: Deps, job: JobPath, at: Annotated[str, QueryParameter(max_length=200)]
-    ) -> Response[bytes]:
+    ) -> Streamed:
         """Download one artifact."""
         found = await visible_job(request.user, deps, job)
         for layer in found.layers:
             for file in await _artifacts(deps, layer, None):
                 if file.at == at:
-                    return Response(await deps.store.get(at), media_type=OCTET_STREAM)
+                    return await stream_blob(request, deps.store, at)
         await _check_readable(deps, found, file=at)
         raise NotFound(f"Job {found.id} has no artifact {at[:64]!r}: use an `at` from its list of artifacts.")
 
 
+async def _open_log(
+    request: ApiRequest,
+    deps: HttpDependencies,
+    log_stream: FrameLogStream,
+    at: int,
+    attempt: int | None,
+    *,
+    follow: bool,
+) -> AsyncIterator[LogSegment]:
+    """Raises errors before the response starts. HEAD reads nothing."""
+    await log_stream.read(deps.logs, at, most=1)
+    if request.is_head:
+        return _nothing()
+    if follow:
+        request.auth.begin_wait()
+    cursor = LogCursor(deps.logs, log_stream, at, attempt)
+    return _stream_log(deps, log_stream.job, cursor, FOLLOW_MAX_S if follow else 0.0)
+
+
+async def _nothing() -> AsyncIterator[LogSegment]:
+    no_segments: tuple[LogSegment, ...] = ()
+    for segment in no_segments:
+        yield segment
+
+
 async def _stream_log(
-    deps: HttpDependencies, log_stream: FrameLogStream, at: int, follow_s: float
-) -> AsyncIterator[bytes]:
+    deps: HttpDependencies, job: JobId, cursor: LogCursor, follow_s: float
+) -> AsyncIterator[LogSegment]:
     """The log so far, then new data for `follow_s`, until the stream ends or the job ended `LOG_LAG_MAX_S` ago."""
     until = time.monotonic() + follow_s
     ended_at: float | None = None
     while True:
-        if follow_s and ended_at is None and (await deps.jobs.get(log_stream.job)).state.terminal:
+        if follow_s and ended_at is None and (await deps.jobs.get(job)).state.terminal:
             ended_at = time.monotonic()
-        segments = await log_stream.read(deps.logs, at)
+        segments = await cursor.read()
         for segment in segments:
-            at = segment.at + len(segment.data)
-            yield segment.data
+            yield segment
         if len(segments) == READ_MAX:
             continue
         expired = time.monotonic() >= (until if ended_at is None else min(until, ended_at + LOG_LAG_MAX_S))
         if any(segment.last for segment in segments) or expired or await _server_stopping(deps):
             return
+
+
+def _log_line(segment: LogSegment) -> bytes:
+    line = LogBytes(
+        attempt=segment.attempt,
+        at=segment.at,
+        data=segment.data,
+        dropped=segment.dropped,
+        lost=segment.lost,
+        last=segment.last,
+    )
+    return msgspec.json.encode(line) + b"\n"
 
 
 async def _server_stopping(deps: HttpDependencies) -> bool:

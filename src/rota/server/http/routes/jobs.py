@@ -109,7 +109,7 @@ class JobRoutes(Controller):
     async def get_job(self, request: ApiRequest, deps: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
         """Read a job, or wait for its end."""
         found = await visible_job(request.user, deps, job)
-        if wait and not found.state.terminal:
+        if wait and not found.state.terminal and not request.is_head:
             request.auth.begin_wait()
             await request.run_while_connected(deps.watch.wait_until_ended(found.id, wait))
             found = await deps.jobs.get(found.id)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
+from litestar.response import Stream
 
 from rota.engine.outputs.review import TOKEN_MAX, OutputReviewer, ReviewState
 from rota.model.access import Actor, Role, require_role
 from rota.model.policy.outputs import OutputReviewRequest, OutputReviewResult, OutputSummary, OutputView
+from rota.server.http.blob_stream import OCTET_STREAM, stream_blob, stream_bytes
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
 from rota.server.http.permissions import Deps, requires
-from rota.server.http.routes.job_results import OCTET_STREAM
 from rota.server.http.visibility import visible_job
 
 OutputPath = Annotated[int, PathParameter(ge=0, le=TOKEN_MAX, description="The id of an output.")]
@@ -50,11 +51,11 @@ class OutputReviewRoutes(Controller):
     @post("/{output:int}/reveal", opt=requires(Role.OPERATOR, "somewhere"), status_code=200, media_type=OCTET_STREAM)
     async def reveal_output(
         self, request: ApiRequest, deps: Deps, output: OutputPath, part: PartQuery = "value"
-    ) -> Response[bytes]:
+    ) -> Stream:
         """Read the original output, for the reviewer. The audit log records the access."""
         await _visible_output(request.user, deps, output, Role.OPERATOR)
-        data = await deps.outputs.content(output, _decider(request.user), part)
-        return Response(data, media_type=OCTET_STREAM)
+        content = await deps.outputs.locate_content(output, _decider(request.user), part)
+        return stream_bytes(content) if isinstance(content, bytes) else await stream_blob(request, deps.store, content)
 
     @post("/{output:int}/release", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def release_output(

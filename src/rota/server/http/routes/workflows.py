@@ -119,7 +119,7 @@ class RunRoutes(Controller):
     async def get_run(self, request: ApiRequest, deps: Deps, run: RunPath, wait: WaitQuery = 0.0) -> WorkflowRunView:
         """Read a run with the state and result of each step, or wait for its end."""
         found = await _visible_run(request.user, deps, run)
-        if wait and not found.state.ended:
+        if wait and not found.state.ended and not request.is_head:
             request.auth.begin_wait()
             await request.run_while_connected(deps.runs_watch.wait_until_ended(found.id, wait))
             found = await deps.runs.get(found.id)
