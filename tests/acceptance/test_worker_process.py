@@ -137,6 +137,22 @@ async def test_killed_worker_leaves_no_child_processes(server, rota_worker):
     await all_exited(children)
 
 
+async def test_killed_worker_leaves_no_grandchildren(server, rota_worker, tmp_path):
+    process = await rota_worker()
+    await until_registered(server)
+    pid_file = tmp_path / "pid"
+    await server.send(task("leaves_a_child"), args=[str(pid_file)])
+    script = "sleep 600 & echo $!; wait"
+    token = await server.send(command("sh", "-c", script))
+    await until(lambda: server.output(token)[0] and pid_file.exists() and pid_file.read_text(), what="grandchildren")
+    grandchildren = [int(pid_file.read_text()), int(server.output(token)[0])]
+    assert all(map(alive, grandchildren))
+    descendants = processes_of(process.pid)
+    process.kill()
+    await process.wait()
+    await all_exited([*descendants, *grandchildren])
+
+
 async def test_ctrl_c_before_registration_exits_with_0(spawn, nats_url, bus_prefix):
     env = {"ROTA_NATS_URL": nats_url, "ROTA_NATS_PREFIX": bus_prefix, "ROTA_LOG_LEVEL": "debug"}
     process = await spawn("rota.cli", "worker", APP, env=env)

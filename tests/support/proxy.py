@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server: delays, cuts, half-open connections, lost replies."""
+"""A TCP proxy in front of a server: delays, cuts, half-open connections, lost replies, and errors in place of Redis."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,11 @@ class Mode(Enum):
     CUT = "cut"
     HALF_OPEN = "half_open"
     DROP_REPLIES = "drop_replies"
+    REFUSE = "refuse"
+
+
+PASSED_COMMANDS = (b"CLIENT", b"SELECT", b"AUTH", b"INFO", b"PING")
+"""Commands that `refuse` lets through: they open connections and check them."""
 
 
 class Proxy:
@@ -23,6 +28,9 @@ class Proxy:
         self._mode = Mode.PASS
         self._server = None
         self._links = {}
+        self._refusal = b""
+        self.refused = 0
+        """Commands that were refused so far."""
         self.delay_s = 0.0
         self.host = "127.0.0.1"
         self.port = 0
@@ -68,6 +76,12 @@ class Proxy:
         """Deliver requests and drop their replies."""
         self._mode = Mode.DROP_REPLIES
 
+    def refuse(self, error):
+        """Answer the commands of Redis clients with this error, such as `LOADING not yet`, instead of passing them."""
+        self._refusal = f"-{error}\r\n".encode()
+        self._mode = Mode.REFUSE
+        self.reset()  # new connections begin with a whole command
+
     def heal(self):
         self._mode = Mode.PASS
         self.delay_s = 0.0
@@ -87,8 +101,8 @@ class Proxy:
             there, onward = await asyncio.open_connection(*self._target)
             ends.append(onward)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, onward, reply=False))
-                group.create_task(self._pump(there, writer, reply=True))
+                group.create_task(self._pump(reader, onward, back=writer))
+                group.create_task(self._pump(there, writer))
         except* (OSError, _Closed):
             pass
         finally:
@@ -96,16 +110,44 @@ class Proxy:
                 end.transport.abort()
             del self._links[asyncio.current_task()]
 
-    async def _pump(self, reader, writer, *, reply):
+    async def _pump(self, reader, writer, *, back=None):
+        """`back` is the client of a pump of requests, None for replies."""
+        held = b""
         while chunk := await reader.read(CHUNK_BYTES):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            if self._mode is Mode.HALF_OPEN or (reply and self._mode is Mode.DROP_REPLIES):
+            if self._mode is Mode.HALF_OPEN or (back is None and self._mode is Mode.DROP_REPLIES):
                 continue
+            if back is not None and self._mode is Mode.REFUSE:
+                held, chunk = self._refuse(held + chunk, back)
             writer.write(chunk)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
         raise _Closed
+
+    def _refuse(self, data, client):
+        """Refuse the complete commands in `data`; returns the incomplete rest, and what to pass on."""
+        passed = b""
+        while (end := _command_end(data)) is not None:
+            command, data = data[:end], data[end:]
+            if command.split(b"\r\n", 3)[2].upper() in PASSED_COMMANDS:
+                passed += command
+            else:
+                client.write(self._refusal)
+                self.refused += 1
+        return data, passed
+
+
+def _command_end(data):
+    """Where the first command (an array of bulk strings) ends, or None."""
+    head, found, _ = data.partition(b"\r\n")
+    end = len(head) + 2
+    for _ in range(int(head[1:])) if found else ():
+        head, found, _ = data[end:].partition(b"\r\n")
+        if not found:
+            return None
+        end += len(head) + 2 + int(head[1:]) + 2
+    return end if found and end <= len(data) else None
 
 
 class _Closed(Exception):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
+CANCEL_INTERVAL_S: Final = 0.1
 T = TypeVar("T")
 
 
@@ -43,3 +44,23 @@ async def run_cancellable(work: Coroutine[None, None, T]) -> T:
     task = asyncio.create_task(work)
     with cancellable():
         return await task
+
+
+async def run_within(work: Coroutine[None, None, T], seconds: float) -> T:
+    """The result of `work`. Raises TimeoutError if it takes longer; it has ended then, as after a cancellation.
+
+    `asyncio.timeout` cancels once: work that swallows this in a loop of its own would go on for ever.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        timed_out = not task.done()
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_INTERVAL_S)
+    if timed_out:
+        if not task.cancelled():
+            task.exception()  # or asyncio would report it as never retrieved
+        raise TimeoutError
+    return task.result()

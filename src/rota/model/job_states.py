@@ -4,9 +4,9 @@ A job's state follows from its frames: DISPATCHED when the first was assigned to
 reported its start, terminal when the last frame has ended, with the worst of the frames' terminal states. A frame has
 at most one queue entry at a time; a retry is a new attempt of the same frame.
 
-Transitions beyond the basic graph (reasons in docs/adr/0015-the-lifecycle.md): back to SCHEDULED when a worker is lost
-or an attempt is retried, SUCCEEDED to OUTPUT_QUARANTINED after a late scan and back on release, and cancellation from
-every live state.
+Transitions beyond the basic graph (reasons in docs/adr/0015-the-lifecycle.md): back to SCHEDULED when all remaining
+frames wait (a worker was lost, an attempt is retried, a limit was lowered), SUCCEEDED to OUTPUT_QUARANTINED after a
+late scan and back on release, and cancellation from every live state.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ TERMINAL_STATES: Final = (
     JobState.DENIED,
 )
 """Terminal states from best to worst: a job takes the worst state among its frames."""
+
+RESCHEDULE_AFTER_S: Final = 1.0
+"""A job without a booked frame for about this long is SCHEDULED again."""
 
 _J = JobState
 JOB_TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {

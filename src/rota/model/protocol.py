@@ -12,7 +12,7 @@ with a value or an error has its own entry. Undecodable messages are refused wit
 | `sys.job.progress` | `Progress` | every server | no |
 | `sys.job.log` | `LogChunk` | one server | no |
 | `sys.handshake` | `Register`, answered by `Registered` | one server | no: the worker retries |
-| `sys.heartbeat` | `Heartbeat` | every server | no |
+| `sys.heartbeat` | `Heartbeat`, in parts if it is large | every server | no |
 | `sys.worker.told` | `WorkerLiveness` | every worker and server | no |
 | `sys.worker.freed` | `FramesReleased` | every server | no: servers poll as well |
 """
@@ -25,7 +25,9 @@ from uuid import UUID
 
 import msgspec
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.errors import InvalidInput
+from rota.model.heartbeats import HEARTBEAT_INTERVAL_S
 from rota.model.jobs.work import Work
 from rota.model.token_ranges import TokenRange
 
@@ -39,8 +41,7 @@ HANDSHAKE_SUBJECT: Final = "sys.handshake"
 HEARTBEAT_SUBJECT: Final = "sys.heartbeat"
 LIVENESS_SUBJECT: Final = "sys.worker.told"
 RELEASED_SUBJECT: Final = "sys.worker.freed"
-FATAL_CODE: Final = "fatal"
-FATAL_CODES: Final = frozenset({FATAL_CODE, "bad_input"})
+FATAL_CODES: Final = frozenset({AttemptCode.FATAL, AttemptCode.BAD_INPUT})
 """Codes of attempts that declared a retry useless; stored as FAILED_FATAL."""
 
 
@@ -104,7 +105,7 @@ class AttemptResult(msgspec.Struct, frozen=True, array_like=True):
     pointer: str | None = None
     """Pointer to the value if it is too large to be inlined."""
     code: str = ""
-    """Stable failure code, such as `exit_status`."""
+    """An `AttemptCode`, or a `Reason` where the control plane ended the attempt."""
     error: str = ""
     took_ms: int = 0
     artifacts: tuple[Artifact, ...] = ()
@@ -166,7 +167,7 @@ class Registered(msgspec.Struct, frozen=True):
     """The worker's session id, or the reason for refusing it."""
 
     worker: UUID | None = None
-    heartbeat_s: float = 2.0
+    heartbeat_s: float = HEARTBEAT_INTERVAL_S
     lease_s: float = 60.0
     """A worker without contact to any server for this long stops its frames."""
     refusal: str = ""
@@ -190,10 +191,15 @@ class Heartbeat(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
     capabilities: tuple[str, ...] = ()
     draining: bool = False
+    interval_s: float = HEARTBEAT_INTERVAL_S
+    """Until the next heartbeat: the interval of its registration, whatever the setting is by now."""
     held: list[TokenRange] = []
     """Tokens of its frames: waiting, running, or ended and not yet stored by the bus."""
     reported: int = 0
     """Stream sequence of its last report; a token that is not held but was reported up to there is not lost."""
+    part: int = 0
+    parts: int = 1
+    """More than one: `held` is a share of the frames, and the other parts have the same number."""
 
 
 class CancelFrames(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,7 @@
 """Reason codes: why a job or run waits, or why it ended other than by its own result. No I/O.
 
 The same code is the `reason` of a job, a metric label, the code of a dead letter, and what `rota explain` and the
-dashboard show.
+dashboard show. Why one attempt of a frame failed is an `AttemptCode`.
 
 Reasons in `WAITING_REASONS` leave the job where it is until something changes and count nothing against it. All others
 end something: an attempt to dispatch, an attempt to run, or the job.
@@ -55,6 +55,7 @@ class Reason(StrEnum):
     JOB_BEFORE_FAILED = "job_before_failed"
     FRAME_FAILED = "frame_failed"
     APPROVAL_REQUIRED = "approval_required"
+    APPROVED = "approved"
     WAITING_ON_RUN = "waiting_on_run"
     RUN_PAUSED = "run_paused"
     COMPENSATING = "compensating"
@@ -124,6 +125,7 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.JOB_BEFORE_FAILED: "A job that it depends on did not succeed.",
     Reason.FRAME_FAILED: "One of its frames failed, and it was submitted with fail_fast.",
     Reason.APPROVAL_REQUIRED: "It requires approval.",
+    Reason.APPROVED: "It was approved; a server admits it within moments.",
     Reason.WAITING_ON_RUN: "A child run must end first.",
     Reason.RUN_PAUSED: "The run is paused: no further step begins.",
     Reason.COMPENSATING: "The run failed, and its completed work is being undone.",
@@ -145,7 +147,7 @@ MEANINGS: Final[dict[Reason, str]] = {
     Reason.DISPATCH_FAILED: "It could not be assigned to a worker within the allowed number of tries.",
     Reason.MAX_WAIT_EXPIRED: "None of its frames was dispatched within its max_wait.",
     Reason.DEADLINE_EXPIRED: "Its deadline has passed.",
-    Reason.DISPATCH_TIMEOUT: "Its worker never reported that it started.",
+    Reason.DISPATCH_TIMEOUT: "Its assignment never reached its worker.",
     Reason.RUNNING_TIMEOUT: "It ran longer than its timeout.",
     Reason.WORKER_LOST: "Its worker stopped sending heartbeats.",
     Reason.CANCELLED: "A user cancelled it.",
@@ -161,6 +163,7 @@ TIERS: Final[dict[Reason, Tier]] = {
     Reason.POLICY_THROTTLED: Tier.BLOCKED,
     Reason.WAITING_ON_JOB: Tier.BLOCKED,
     Reason.APPROVAL_REQUIRED: Tier.BLOCKED,
+    Reason.APPROVED: Tier.BLOCKED,
     Reason.WAITING_ON_RUN: Tier.BLOCKED,
     Reason.RUN_PAUSED: Tier.BLOCKED,
     Reason.COMPENSATING: Tier.BLOCKED,
@@ -203,6 +206,7 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.JOB_BEFORE_FAILED: "`rota explain JOB` shows why that job did not succeed; fix it, and submit both again.",
     Reason.FRAME_FAILED: "`rota job show JOB` shows the frame and its error: fix that, and submit it again.",
     Reason.APPROVAL_REQUIRED: "`rota approvals approve JOB` by an approver who did not submit it.",
+    Reason.APPROVED: "Wait a moment; if it persists, check with `rota status` that a server is running.",
     Reason.WAITING_ON_RUN: "`rota explain RUN` shows what that run waits for.",
     Reason.RUN_PAUSED: "`rota workflow resume RUN` lets steps begin again.",
     Reason.COMPENSATING: "Wait; once it has ended, `rota workflow rollback RUN` retries what was not undone.",
@@ -224,7 +228,7 @@ REMEDIES: Final[dict[Reason, str]] = {
     Reason.DISPATCH_FAILED: "Check the logs of the servers and of NATS; `rota dlq retry` retries it.",
     Reason.MAX_WAIT_EXPIRED: "Submit it again with a longer --max-wait, or see why it waited with `rota explain`.",
     Reason.DEADLINE_EXPIRED: "Submit it again with a later --deadline.",
-    Reason.DISPATCH_TIMEOUT: "Check the worker's log; the frame is retried as often as allowed.",
+    Reason.DISPATCH_TIMEOUT: "Nothing to do: it is dispatched again. If it repeats, check the log of the worker.",
     Reason.RUNNING_TIMEOUT: "Increase its --timeout, or make it faster.",
     Reason.WORKER_LOST: "Check that machine; the frame is retried as often as allowed.",
     Reason.CANCELLED: "Submit it again if that was a mistake.",
@@ -251,6 +255,7 @@ WAITING_REASONS: Final = frozenset(
         Reason.POLICY_THROTTLED,
         Reason.WAITING_ON_JOB,
         Reason.APPROVAL_REQUIRED,
+        Reason.APPROVED,
         Reason.WAITING_ON_RUN,
         Reason.RUN_PAUSED,
         Reason.COMPENSATING,

@@ -22,6 +22,7 @@ from rota.infra.nats.bus import CoreMessage
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.model.errors import InvalidInput, Unavailable
+from rota.model.heartbeat_parts import HeartbeatAssembler
 from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode
 from rota.model.token_ranges import TokenRange, merge_ranges, span_columns, split_ranges
 from rota.placement import metrics
@@ -46,6 +47,7 @@ class HeartbeatConsumer:
         self._bus = bus
         self._registry = registry
         self._database = database
+        self._parts = HeartbeatAssembler()
 
     async def run(self, life: Lifecycle) -> None:
         async with (
@@ -64,8 +66,9 @@ class HeartbeatConsumer:
                 task.cancel()
 
     def on_heartbeat(self, message: CoreMessage) -> None:
-        beat = self._registry.record_heartbeat(decode(Heartbeat, message.data))
-        metrics.HEARTBEATS.labels(beat.value).inc()
+        beat = self._parts.add(decode(Heartbeat, message.data))
+        if beat is not None:
+            metrics.HEARTBEATS.labels(self._registry.record_heartbeat(beat).value).inc()
 
     def on_workers_lost(self, message: CoreMessage) -> None:
         for worker in decode(WorkerLiveness, message.data).lost:

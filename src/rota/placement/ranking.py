@@ -74,7 +74,7 @@ class WorkerRanking:
     def entry(self, worker: WorkerInfo) -> RankedWorker | None:
         return self._entries.get(worker)
 
-    def best(self, n: int, horizon: float, last_resort: bool) -> list[RankedWorker]:
+    def best(self, n: int, now: float, last_resort: bool) -> list[RankedWorker]:
         """The workers that `n` frames spread over, best first; only those of the last resort, or only the others."""
         found: list[RankedWorker] = []
         entries, check = self._entries, 1
@@ -83,7 +83,7 @@ class WorkerRanking:
                 if last_resort:
                     continue
                 break
-            if entries.get(entry[5]) is not entry or entry[5].last_heartbeat_at < horizon:
+            if entries.get(entry[5]) is not entry or entry[5].is_expired(now):
                 continue
             if len(found) == n:
                 break
@@ -131,20 +131,20 @@ def pick_workers(
     n: int,
     preferred: list[WorkerInfo],
     only: list[WorkerInfo] | None,
-    horizon: float,
+    now: float,
 ) -> tuple[list[tuple[Pool, WorkerInfo, int]], int]:
     """Up to `n` frames by pool and worker, and how many would fit in total: preferred workers first, then by pool.
 
     Workers known only from the snapshot come after the last pool.
     """
-    named = [_entries_of(ranking, only, horizon) for ranking in rankings] if only is not None else None
+    named = [_entries_of(ranking, only, now) for ranking in rankings] if only is not None else None
     room = (
         sum(entry[4] for entries in named for entry in entries) if named else sum(ranking.room for ranking in rankings)
     )
     shares: list[tuple[Pool, WorkerInfo, int]] = []
     remaining = n
     for ranking in rankings:
-        for entry in _entries_of(ranking, preferred, horizon):
+        for entry in _entries_of(ranking, preferred, now):
             if remaining and entry[5].confirmed and (only is None or entry[5] in only):
                 shares.append((ranking.pool, entry[5], min(remaining, entry[4])))
                 remaining -= shares[-1][2]
@@ -153,7 +153,7 @@ def pick_workers(
             if not remaining:
                 return shares, room
             if named is None:
-                entries = ranking.best(remaining + len(preferred), horizon, last_resort)
+                entries = ranking.best(remaining + len(preferred), now, last_resort)
             else:
                 entries = [entry for entry in named[index] if (entry[0] >= UNCONFIRMED_PENALTY) is last_resort]
             if preferred:
@@ -165,8 +165,8 @@ def pick_workers(
     return shares, room
 
 
-def _entries_of(ranking: WorkerRanking, workers: list[WorkerInfo], horizon: float) -> list[RankedWorker]:
-    entries = (ranking.entry(worker) for worker in workers if worker.last_heartbeat_at >= horizon)
+def _entries_of(ranking: WorkerRanking, workers: list[WorkerInfo], now: float) -> list[RankedWorker]:
+    entries = (ranking.entry(worker) for worker in workers if not worker.is_expired(now))
     return sorted(entry for entry in entries if entry is not None)
 
 

@@ -11,8 +11,8 @@ Invariants and what enforces them:
   them up in PostgreSQL; `WorkerInfo.fitting_frames` counts, and nothing counts twice, since tokens name attempts.
 - Reserved capacity is in no other plan until it is released. Nothing here awaits, so a plan that is reserved
   immediately is reserved as planned.
-- A worker that has been silent for `ttl_s` is in no plan. A late older heartbeat changes nothing, nor does one of a
-  worker that was declared lost.
+- A worker is in no plan when it was silent for longer than `ttl_s` and than the heartbeat interval of its session
+  allows. A late older heartbeat changes nothing, nor does one of a worker that was declared lost.
 - A worker whose heartbeat lists frames that were not booked here (another replica did, or this one restarted) gets no
   more frames until `resolve_unknown_frames` has applied what PostgreSQL knows of them.
 
@@ -127,6 +127,7 @@ class WorkerRegistry:
         worker.last_heartbeat_at = self._clock.monotonic()
         frames, blocked = worker.frames, worker.blocked
         reshaped = worker.apply_heartbeat(beat, self._limits)
+        worker.ttl_s = self._ttl_s_of(worker)
         if reshaped:
             self._shapes += 1
             worker.shape = self._shapes
@@ -137,7 +138,8 @@ class WorkerRegistry:
 
     def hydrate(self, worker: WorkerInfo, age_s: float) -> bool:
         """Add a worker from the snapshot, before its first heartbeat; a known or outdated one is skipped."""
-        if age_s >= self.ttl_s or worker.id in self.workers or worker.id in self._lost:
+        worker.ttl_s = self._ttl_s_of(worker)
+        if age_s >= worker.ttl_s or worker.id in self.workers or worker.id in self._lost:
             return False
         worker.last_heartbeat_at = self._clock.monotonic() - age_s
         worker.tie = self._ties.random()
@@ -162,11 +164,14 @@ class WorkerRegistry:
 
     def sweep(self) -> int:
         """Remove workers that have been silent for too long."""
-        horizon = self._clock.monotonic() - self.ttl_s
-        silent = [worker.id for worker in self.workers.values() if worker.last_heartbeat_at < horizon]
+        now = self._clock.monotonic()
+        silent = [worker.id for worker in self.workers.values() if worker.is_expired(now)]
         for worker in silent:
             self.remove(worker)
         return len(silent)
+
+    def _ttl_s_of(self, worker: WorkerInfo) -> float:
+        return max(self.ttl_s, worker.silent_after_s)
 
     def age_s(self, worker: WorkerInfo) -> float:
         """Seconds since its last heartbeat."""
@@ -253,9 +258,7 @@ class WorkerRegistry:
         only: list[WorkerInfo] | None,
         now: float,
     ) -> PlacementPlan:
-        shares, room = pick_workers(
-            rankings, n, self._workers_named(requirements.preferred_worker), only, now - self.ttl_s
-        )
+        shares, room = pick_workers(rankings, n, self._workers_named(requirements.preferred_worker), only, now)
         portions = [WorkerShare(worker.id, pool.name, pool.id, k) for pool, worker, k in shares]
         unplaced = n - sum(portion.n for portion in portions)
         refusal = self._refusal_reason(requirements, rankings) if unplaced else None

@@ -26,6 +26,7 @@ from rota.infra import failpoints
 from rota.infra.redis import RedisKeys, script, translate_errors
 from rota.infra.service import Lifecycle
 from rota.model.errors import RotaError
+from rota.model.heartbeats import HEARTBEAT_INTERVAL_S
 from rota.model.settings.lifecycle import RegistrySettings
 from rota.placement.registry import WorkerRegistry
 from rota.placement.requirements import normalize_capabilities
@@ -61,6 +62,7 @@ class WorkerSnapshot(msgspec.Struct, frozen=True):
     memory_mb_free: int = 0
     draining: bool = False
     age_ms: int = 0
+    heartbeat_s: float = HEARTBEAT_INTERVAL_S
 
 
 class RegistrySnapshot(msgspec.Struct, frozen=True):
@@ -203,6 +205,7 @@ def _worker_snapshot(worker: WorkerInfo, age_s: float) -> WorkerSnapshot:
         memory_mb_free=free.memory_mb,
         draining=worker.draining,
         age_ms=int(age_s * 1000),
+        heartbeat_s=worker.heartbeat_s,
     )
 
 
@@ -216,6 +219,7 @@ def _restore_worker(stored: WorkerSnapshot) -> WorkerInfo:
     worker.labels = stored.labels
     worker.capabilities = frozenset(normalize_capabilities(stored.capabilities))
     worker.draining = stored.draining
+    worker.heartbeat_s = stored.heartbeat_s
     worker.load = WorkerLoad(clamp_percent(stored.cpu_load), clamp_percent(stored.gpu_utilization), 100.0, 100.0)
     worker.memory_load = clamp_percent(stored.memory_load)
     # Tokens are never negative, so these match no booking; the first heartbeat replaces them.

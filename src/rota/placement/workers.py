@@ -8,6 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from rota.model.errors import InvalidInput
+from rota.model.heartbeats import HEARTBEAT_INTERVAL_S, silent_after_s
 from rota.model.jobs.work import TASK_CAPABILITY_PREFIX
 from rota.model.protocol import Heartbeat
 from rota.model.settings.lifecycle import RoutingSettings
@@ -33,6 +34,7 @@ class WorkerInfo:
         "cores",
         "draining",
         "gpus",
+        "heartbeat_s",
         "held",
         "id",
         "labels",
@@ -55,6 +57,7 @@ class WorkerInfo:
         "shape",
         "slots",
         "tie",
+        "ttl_s",
         "unbooked",
         "unknown",
         "unsettled",
@@ -68,6 +71,9 @@ class WorkerInfo:
         self.tie = tie
         self.number = -1
         self.last_heartbeat_at = 0.0
+        self.heartbeat_s = HEARTBEAT_INTERVAL_S
+        self.ttl_s = 0.0
+        """How long it is planned for and kept without a heartbeat."""
         self.confirmed = False
         self.owned = True
         self.draining = False
@@ -92,6 +98,13 @@ class WorkerInfo:
         """Listed, but PostgreSQL has no booking for them: they occupy a slot each."""
         self.unsettled = False
         """Whether its frames are so unclear that it gets no more until PostgreSQL was asked."""
+
+    @property
+    def silent_after_s(self) -> float:
+        return silent_after_s(self.heartbeat_s)
+
+    def is_expired(self, now: float) -> bool:
+        return self.last_heartbeat_at < now - self.ttl_s
 
     @property
     def frames(self) -> int:
@@ -186,6 +199,7 @@ class WorkerInfo:
         changed = self._update_description(beat)
         first = not self.confirmed
         self.confirmed = True
+        self.heartbeat_s = beat.interval_s
         self.held = merge_ranges(beat.held)
         self.reported = beat.reported
         self._reconcile_frames(self.held, beat.number, first=first)
@@ -248,6 +262,8 @@ def validate_heartbeat(beat: Heartbeat) -> Heartbeat:
     """Reject impossible values: everything else here trusts these numbers."""
     if min(beat.number, beat.slots, beat.cores, beat.gpus, beat.memory_mb) < 0:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} holds a negative number: update the worker.")
+    if not 0 < beat.interval_s < math.inf:
+        raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} has no valid interval: update the worker.")
     invalid = any(n < 1 or not 0 <= first <= TOKEN_END - n for first, n in beat.held)
     if invalid or count_tokens(beat.held) > LISTED_FRAMES_MAX:
         raise InvalidInput(f"The heartbeat of worker {beat.name[:64]!r} lists impossible tokens: update the worker.")

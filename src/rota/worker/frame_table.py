@@ -19,7 +19,9 @@ from typing import Any, Final
 import structlog
 
 from rota.infra.telemetry import metrics
+from rota.model.attempt_codes import AttemptCode
 from rota.model.protocol import AssignedRange, Assignment, AttemptResult, AttemptStatus
+from rota.model.reasons import Reason
 from rota.model.token_ranges import TokenRange, intersect_range, tokens_in_range
 from rota.sdk.task import Task
 from rota.worker.capacity import WorkerCapacity
@@ -37,8 +39,8 @@ FRAMES_STOPPED = metrics.counter("rota_worker_stopped", "Frames stopped early, b
 
 FRAMES_KILLED = metrics.counter("rota_worker_killed", "Frames killed because they did not stop on request.")
 
-WORKER_STOPPING: Final = StopReason(AttemptStatus.REFUSED, "worker_stopped", "The worker is stopping.")
-TIMEOUT_CODE: Final = "timeout"
+WORKER_STOPPING: Final = StopReason(AttemptStatus.REFUSED, AttemptCode.WORKER_STOPPED, "The worker is stopping.")
+TIMEOUT_CODE: Final = AttemptCode.TIMEOUT
 
 
 class FrameTable:
@@ -144,7 +146,7 @@ class FrameTable:
 
     def cancel(self, ranges: Iterable[TokenRange], reason: str) -> None:
         """Stops those tokens that are on this worker; cancels are broadcast, so most may not be."""
-        stop = StopReason(AttemptStatus.CANCELLED, "cancelled", reason)
+        stop = StopReason(AttemptStatus.CANCELLED, Reason.CANCELLED.value, reason)
         for token_range in ranges:
             for batch in tuple(self.batches.values()):
                 for token in intersect_range(token_range, batch.next, batch.end):
@@ -195,13 +197,13 @@ class FrameTable:
         task = None if work.argv else self._tasks.get(work.task)
         fitting, code, reason = (
             self.capacity.fitting_count(work, n),
-            "no_room",
+            AttemptCode.NO_ROOM,
             "The frame does not fit this worker's free capacity.",
         )
         if self.draining:
-            fitting, code, reason = 0, "draining", "The worker is draining and accepts no frames."
+            fitting, code, reason = 0, AttemptCode.DRAINING, "The worker is draining and accepts no frames."
         elif task is None and not work.argv:
-            fitting, code, reason = 0, "unknown_task", f"This worker has no task {work.task!r}."
+            fitting, code, reason = 0, AttemptCode.TASK_MISSING, f"This worker has no task {work.task!r}."
         if fitting < n:
             self._refuse((first + fitting, n - fitting), code, reason)
         if not fitting:

@@ -20,8 +20,9 @@ import structlog
 
 from rota.infra.nats import Bus, CoreMessage, NatsTarget
 from rota.infra.telemetry import metrics
-from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed
-from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode, encode
+from rota.model.errors import InvalidInput, NatsUnavailable, SetupFailed, TooLarge
+from rota.model.heartbeat_parts import encode_heartbeat
+from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, decode
 
 log = structlog.get_logger(__name__)
 LOOP_BLOCKED = metrics.counter(
@@ -94,6 +95,15 @@ class HeartbeatThread:
             finally:
                 await bus.close()
 
+    async def _send_heartbeat(self, bus: Bus) -> None:
+        try:
+            for part in encode_heartbeat(self._build(), bus.max_payload):
+                await bus.publish_core(HEARTBEAT_SUBJECT, part)
+        except NatsUnavailable:
+            pass  # the next one follows soon
+        except TooLarge as error:
+            log.warning("heartbeat_too_large", reason=error.sentence)
+
     async def _send_heartbeats(self, bus: Bus) -> None:
         async with bus.subscribe_core(LIVENESS_SUBJECT) as messages, asyncio.TaskGroup() as tasks:
             consumer = tasks.create_task(self._consume_server_notices(messages))
@@ -101,8 +111,7 @@ class HeartbeatThread:
             while not self._ended:
                 self._check_loop_blocked()
                 if time.monotonic() >= next_at:
-                    with suppress(NatsUnavailable):
-                        await bus.publish_core(HEARTBEAT_SUBJECT, encode(self._build()))
+                    await self._send_heartbeat(bus)
                     next_at = time.monotonic() + self._interval_s
                 if await self._pause(min(POLL_INTERVAL_S, self._interval_s)):
                     next_at = 0.0

@@ -1,10 +1,4 @@
-"""How an attempt ended, as a worker reports it: results, exceptions, stops. No I/O.
-
-Stable codes: `exception`, `fatal`, `retry`, `bad_input`, `input_missing`, `unencodable_result`,
-`result_too_large`, `artifact_missing`, `artifact_too_large`, `artifact_limit`, `artifact_not_stored`, `exit_status`,
-`signal`, `cpu_limit`, `file_limit`, `no_command`, `no_process`, `timeout`, `cancelled`; of frames refused
-or returned: `no_room`, `unknown_task`, `draining`, `worker_stopped`.
-"""
+"""How an attempt ended, as a worker reports it: results, exceptions, stops. No I/O."""
 
 from __future__ import annotations
 
@@ -15,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from rota.infra.telemetry.redaction import MASK, is_secret, redact_text
+from rota.model.attempt_codes import AttemptCode
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.sdk import payload
 from rota.sdk.exceptions import Cancelled, Fatal, Retry
@@ -68,11 +63,11 @@ def encode_result(value: object) -> bytes:
 
 def failure_end(token: int, error: BaseException, env: Mapping[str, str] | None = None) -> AttemptResult:
     """The end of a frame whose task raised `error`."""
-    status, code, after_s = AttemptStatus.FAILED, "exception", 0.0
+    status, code, after_s = AttemptStatus.FAILED, AttemptCode.EXCEPTION, 0.0
     if isinstance(error, Fatal):
-        status, code = AttemptStatus.FAILED_FATAL, "fatal"
+        status, code = AttemptStatus.FAILED_FATAL, AttemptCode.FATAL
     elif isinstance(error, Retry):
-        status, code, after_s = AttemptStatus.FAILED_RETRYABLE, "retry", max(0.0, float(error.after))
+        status, code, after_s = AttemptStatus.FAILED_RETRYABLE, AttemptCode.RETRY, max(0.0, float(error.after))
     return AttemptResult(
         token, status, code=code, error=redact_and_truncate(describe_error(error), env), after_s=after_s
     )
@@ -82,7 +77,7 @@ def bad_input_end(token: int, error: BaseException) -> AttemptResult:
     return AttemptResult(
         token,
         AttemptStatus.FAILED_FATAL,
-        code="bad_input",
+        code=AttemptCode.BAD_INPUT,
         error=redact_and_truncate(f"The task cannot be called: {error}"),
     )
 
@@ -91,7 +86,7 @@ def unencodable_end(token: int, error: UnencodableResult) -> AttemptResult:
     return AttemptResult(
         token,
         AttemptStatus.FAILED,
-        code="unencodable_result",
+        code=AttemptCode.UNENCODABLE_RESULT,
         error=redact_and_truncate(f"The result cannot be encoded: {error}"),
     )
 

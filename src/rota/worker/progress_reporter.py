@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from rota.infra.nats import Bus
-from rota.model.errors import NatsUnavailable
+from rota.model.errors import NatsUnavailable, TooLarge
 from rota.model.protocol import LOG_SUBJECT, PROGRESS_SUBJECT, LogChunk, Progress, encode
 from rota.model.token_ranges import to_ranges
 from rota.worker.data.log_capture import LogCapture, Stream
@@ -89,6 +89,8 @@ class ProgressReporter:
                 await self.flush()
             except NatsUnavailable:
                 await self._bus.until_connected(1.0)
+            except TooLarge as error:
+                log.warning("progress_too_large", reason=error.sentence)
 
     async def flush(self) -> None:
         """Publishes everything that is due."""

@@ -52,7 +52,15 @@ class RegistrationInfo(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, capabilities=(*self.capabilities, *known))
 
     def heartbeat(
-        self, worker: UUID, number: int, *, load: HostLoad, draining: bool, held: list[TokenRange], reported: int
+        self,
+        worker: UUID,
+        number: int,
+        *,
+        interval_s: float,
+        load: HostLoad,
+        draining: bool,
+        held: list[TokenRange],
+        reported: int,
     ) -> Heartbeat:
         return Heartbeat(
             worker=worker,
@@ -69,6 +77,7 @@ class RegistrationInfo(msgspec.Struct, frozen=True, kw_only=True):
             labels=self.labels,
             capabilities=self.capabilities,
             draining=draining,
+            interval_s=interval_s,
             held=held,
             reported=reported,
         )

@@ -29,6 +29,7 @@ import structlog
 from rota.infra import failpoints
 from rota.infra.nats import Bus, BusMessage, PublishOutcome, PublishReceipt
 from rota.infra.telemetry import metrics
+from rota.model.attempt_codes import AttemptCode
 from rota.model.backoff import Backoff
 from rota.model.errors import NatsUnavailable
 from rota.model.protocol import RESULT_SUBJECT, AttemptResult, AttemptStatus, Report, encode
@@ -189,7 +190,7 @@ class ResultReporter:
                 refused = AttemptResult(
                     end.token,
                     AttemptStatus.FAILED,
-                    code="result_too_large",
+                    code=AttemptCode.RESULT_TOO_LARGE,
                     error=f"NATS rejects the result: {reason}.",
                 )
                 await self._publish_or_drop(msgspec.structs.replace(single, ends=[refused]), reason)

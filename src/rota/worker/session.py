@@ -28,7 +28,8 @@ from rota.infra.nats import Bus, ConsumerSpec, Delivery
 from rota.infra.nats.topology import assignment_consumer
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import InvalidInput, NatsUnavailable
+from rota.model.errors import InvalidInput, NatsUnavailable, TooLarge
+from rota.model.heartbeat_parts import encode_heartbeat
 from rota.model.protocol import (
     CANCEL_SUBJECT,
     HEARTBEAT_SUBJECT,
@@ -37,7 +38,6 @@ from rota.model.protocol import (
     Heartbeat,
     Registered,
     decode,
-    encode,
 )
 from rota.model.token_ranges import TokenRange, count_tokens, merge_ranges
 from rota.worker.capacity import WorkerCapacity
@@ -189,9 +189,10 @@ class WorkerSession:
 
     async def _send_final_heartbeat(self) -> None:
         """Best effort: a server that misses it detects the end by lease expiry."""
-        with suppress(NatsUnavailable):
+        with suppress(NatsUnavailable, TooLarge):
             await self._progress_reporter.flush()
-            await self._bus.publish_core(HEARTBEAT_SUBJECT, encode(self._build_heartbeat()))
+            for part in encode_heartbeat(self._build_heartbeat(), self._bus.max_payload):
+                await self._bus.publish_core(HEARTBEAT_SUBJECT, part)
 
     async def _consume_assignments(self, spec: ConsumerSpec) -> None:
         async with self._bus.consumer(spec) as consumer:
@@ -271,6 +272,7 @@ class WorkerSession:
         return self._info.heartbeat(
             self.worker,
             next(self._numbers),
+            interval_s=self._registration.heartbeat_s,
             load=self._load,
             draining=self._frame_table.draining,
             held=held,

@@ -64,11 +64,11 @@ async def until_fetched(reader, count):
 class RunningConsumer:
     """A `BatchConsumer` in its own task; records its events in order."""
 
-    def __init__(self, bus, spec, handler=None, dead_letter=None, *, wait_s=30.0, **processing):
+    def __init__(self, bus, spec, handler=None, dead_letter=None, *, wait_s=30.0, most=256, **processing):
         self.events = []
         self.dead = asyncio.Event()
         processor = BatchProcessor(self._handle, self._terminated, **processing)
-        self.run = BatchConsumer(bus, spec, processor, wait_s=wait_s).run
+        self.run = BatchConsumer(bus, spec, processor, wait_s=wait_s, most=most).run
         self._handler = handler
         self._dead_letter = dead_letter
         self._draining = asyncio.Event()

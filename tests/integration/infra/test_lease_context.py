@@ -330,6 +330,47 @@ async def test_cancellation_at_the_end_of_the_work_releases_the_lease(leases, ot
     assert await take(others)
 
 
+async def test_cancellation_while_acquiring_releases_a_lease_granted_meanwhile(leases, others, monkeypatch):
+    acquire = leases.acquire
+
+    async def cancelled_after_the_grant(*args, **more):
+        grant = await acquire(*args, **more)
+        task.cancel()  # its caller is cancelled before the reply arrives
+        await asyncio.sleep(0)
+        return grant
+
+    async def work():
+        async with leases.hold("door", kind="test", ttl_s=LONG_S):
+            pytest.fail("it was cancelled before")
+
+    monkeypatch.setattr(leases, "acquire", cancelled_after_the_grant)
+    task = asyncio.create_task(work())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await take(others)
+
+
+async def test_cancellation_while_acquiring_from_an_unresponsive_server_is_not_delayed_for_long(leases, monkeypatch):
+    monkeypatch.setattr(hold_module, "RELEASE_TIMEOUT_S", 0.01)
+    requested = asyncio.Event()
+
+    async def unanswered(*_args, **_more):
+        requested.set()
+        await forever()
+
+    async def work():
+        async with leases.hold("door", kind="test", ttl_s=LONG_S):
+            pytest.fail("it was cancelled before")
+
+    monkeypatch.setattr(leases, "acquire", unanswered)
+    task = asyncio.create_task(work())
+    await requested.wait()
+    task.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait([task])
+    assert task.cancelled()
+
+
 async def test_cancellation_during_release_still_releases_the_lease(leases, others, monkeypatch):
     release = leases.release
 

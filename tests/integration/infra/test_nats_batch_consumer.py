@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rota.infra.nats import Consumer, Nak, StreamSpec, Terminate, batch_processor, consumer
+from rota.infra.nats import Consumer, Nak, StreamSpec, Terminate, batch_consumer, batch_processor, consumer
 from rota.infra.service import Lifecycle, RestartPolicy, Service, ServiceState
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, PostgresUnavailable, SetupFailed
@@ -153,8 +153,8 @@ UNAVAILABLE = PostgresUnavailable("PostgreSQL is away: wait.")
 
 @pytest.fixture
 def quick_backoff(monkeypatch):
-    for name in ("OUTAGE_BACKOFF", "REDELIVERY_BACKOFF"):
-        monkeypatch.setattr(batch_processor, name, Backoff(first_s=0.002, longest_s=0.002))
+    for module, name in ((batch_consumer, "OUTAGE_BACKOFF"), (batch_processor, "REDELIVERY_BACKOFF")):
+        monkeypatch.setattr(module, name, Backoff(first_s=0.002, longest_s=0.002))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +172,82 @@ async def test_outage_behind_the_handler_consumes_no_deliveries(bus, quick_backo
     async with RunningConsumer(bus, READER, handler):
         await until(lambda: acknowledged_all(bus, 3))
     assert {deliveries for batch in seen for deliveries in batch} == {1}
+
+
+async def test_message_whose_handler_alone_is_unavailable_blocks_no_later_message(bus, quick_backoff):
+    recovered, seen = asyncio.Event(), []
+
+    async def needs_a_server_for_the_first(batch):
+        seen.extend((delivery.data, delivery.deliveries) for delivery in batch)
+        if any(delivery.data == b"0" for delivery in batch) and not recovered.is_set():
+            raise UNAVAILABLE
+
+    async with RunningConsumer(bus, READER, needs_a_server_for_the_first, ack_sync=True):
+        await bus.publish(message(0))
+        await until(lambda: (b"0", 1) in seen)
+        await bus.publish_many([message(n) for n in range(1, 4)])
+        await until(lambda: delivered_but_one(bus, 4), what="the other messages to be acknowledged")
+        recovered.set()
+        await until(lambda: acknowledged_all(bus, 4))
+    assert {deliveries for _, deliveries in seen} == {1}
+
+
+async def delivered_but_one(bus, count):
+    """Whether `count` messages were delivered, and all but the first of them acknowledged."""
+    info = await consumer_info(bus)
+    return info["delivered"]["stream_seq"] == count and await one_unanswered(bus, acknowledged=0)
+
+
+async def test_message_whose_handler_alone_is_unavailable_delays_no_other_of_its_batch(bus, quick_backoff):
+    await bus.publish_many([message(n) for n in range(40)])
+    recovered = asyncio.Event()
+
+    async def needs_a_server_for_the_first(batch):
+        if any(delivery.data == b"0" for delivery in batch) and not recovered.is_set():
+            raise UNAVAILABLE
+
+    async with RunningConsumer(bus, READER, needs_a_server_for_the_first, ack_sync=True):
+        await until(lambda: delivered_but_one(bus, 40))
+        recovered.set()
+        await until(lambda: acknowledged_all(bus, 40))
+
+
+async def test_outage_for_every_message_stops_pulling_and_is_over_at_once(bus, quick_backoff):
+    await bus.publish_many([message(n) for n in range(60)])
+    recovered, calls, seen = asyncio.Event(), [], set()
+
+    async def handler(batch):
+        calls.append(len(batch))
+        seen.update((delivery.data, delivery.deliveries) for delivery in batch)
+        if not recovered.is_set():
+            raise UNAVAILABLE
+
+    async with RunningConsumer(bus, READER, handler, most=10):
+        await until(lambda: len(calls) > 300)
+        assert len(seen) < 20, "it pulls no more than it may keep"
+        recovered.set()
+        await until(lambda: acknowledged_all(bus, 60))
+    assert seen == {(b"%d" % n, 1) for n in range(60)}
+    assert max(calls) <= 10
+
+
+async def test_message_kept_during_an_outage_is_not_redelivered_after_its_ack_wait(bus, quick_backoff):
+    await bus.ensure([SHORT_ACK_WAIT])
+    await bus.publish(message())
+    loop, seen = asyncio.get_running_loop(), set()
+    over_at = loop.time() + 4 * SHORT_ACK_WAIT.ack_wait_s
+
+    async def handler(batch):
+        seen.update(delivery.deliveries for delivery in batch)
+        if loop.time() < over_at:
+            raise UNAVAILABLE
+
+    async def acknowledged_it():
+        return await acknowledged(bus, SHORT_ACK_WAIT) == 1
+
+    async with RunningConsumer(bus, SHORT_ACK_WAIT, handler):
+        await until(acknowledged_it)
+    assert seen == {1}
 
 
 async def test_outage_of_the_dead_letter_store_consumes_no_deliveries_and_delays_no_ack(bus, quick_backoff):
@@ -196,7 +272,7 @@ async def test_outage_of_the_dead_letter_store_consumes_no_deliveries_and_delays
 
 
 async def test_draining_ends_the_wait_for_an_unavailable_server_and_returns_the_batch(bus, monkeypatch):
-    monkeypatch.setattr(batch_processor, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
+    monkeypatch.setattr(batch_consumer, "OUTAGE_BACKOFF", Backoff(first_s=600, longest_s=600))
     await bus.publish(message())
     asked = asyncio.Event()
 

@@ -312,7 +312,7 @@ async def test_in_progress_heartbeat_keeps_a_message_beyond_its_ack_wait(bus):
     await bus.publish(message())
     async with bus.consumer(SHORT_ACK_WAIT) as reader:
         batch = await reader.fetch(wait_s=WAIT_S)
-        async with keep_in_progress(batch, 0.08, SystemClock()):
+        async with keep_in_progress(lambda: batch, 0.08, SystemClock()):
             assert await reader.fetch(wait_s=2 * SHORT_ACK_WAIT.ack_wait_s) == []
         (again,) = await reader.fetch(wait_s=WAIT_S)
         assert again.deliveries == 2

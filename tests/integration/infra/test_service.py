@@ -9,7 +9,7 @@ import pytest
 
 from rota.infra.service import RestartPolicy, Service, ServiceState, Supervisor, lifecycle, run_until_signalled
 from rota.model.backoff import Backoff
-from rota.model.errors import LoginRefused, PostgresUnavailable, SetupFailed
+from rota.model.errors import LoginRefused, PostgresBusy, PostgresUnavailable, SetupFailed
 from tests.support.waiting import until
 
 QUICK = RestartPolicy(limit=2, pauses=Backoff(0.001, 0.002))
@@ -105,8 +105,7 @@ async def test_stop_during_start_cancels_immediately():
     service = Service("one", body)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         service.start(tasks)
-        await asyncio.sleep(0)
-        assert body.starts == 1
+        await until(lambda: body.starts == 1)
         assert await service.stop(budget_s=60)
     assert body.journal == ["body starts", "body cancelled"]
     assert not service.cut
@@ -163,6 +162,67 @@ async def test_body_that_returns_early_or_cancels_itself_counts_as_crashed():
         assert isinstance(service.error, lifecycle.EndedEarly)
 
 
+class GroupBody:
+    """Its first run ends by the failure of a TaskGroup while it waits for the tasks of the group."""
+
+    def __init__(self, then):
+        self.then = then
+        self.starts = 0
+
+    async def __call__(self, life):
+        self.starts += 1
+        life.ready()
+        if self.starts > 1:
+            await self.then(life)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.crash())
+
+    @staticmethod
+    async def crash():
+        await asyncio.sleep(0)
+        raise ValueError("boom")
+
+
+async def test_service_restarted_after_a_failed_task_group_is_cancelled_at_the_end_of_its_budget():
+    async def never_ends(_):
+        await asyncio.Event().wait()
+
+    body = GroupBody(never_ends)
+    service = Service("one", body, restarts=QUICK)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await until(lambda: body.starts == 2)
+        assert await service.stop(budget_s=0.01)
+    assert service.cut
+
+
+async def test_service_cancelled_from_inside_after_a_failed_task_group_is_restarted():
+    async def cancels_itself(_):
+        raise asyncio.CancelledError
+
+    body = GroupBody(cancels_itself)
+    service = Service("one", body, restarts=QUICK)
+    async with supervised(service).running():
+        assert await service.wait_for(ServiceState.FAILED) is ServiceState.FAILED
+    assert body.starts == QUICK.limit + 1
+
+
+async def test_error_of_a_body_that_was_cancelled_while_draining_is_kept():
+    async def fails_when_cancelled(life):
+        life.ready()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("late")
+
+    service = Service("one", fails_when_cancelled)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        service.start(tasks)
+        await service.wait_for(ServiceState.READY)
+        assert await service.stop(budget_s=0.01)
+    assert str(service.error) == "late"
+
+
 async def test_repeated_crashes_fail_the_service_and_end_the_process_with_status_1():
     journal = []
     steady = Service("steady", Body("steady", journal))
@@ -177,8 +237,18 @@ async def test_repeated_crashes_fail_the_service_and_end_the_process_with_status
     assert supervisor.exit_status == 1
 
 
-async def test_waiting_for_an_unavailable_server_never_exhausts_restarts():
-    outages = [PostgresUnavailable("gone")] * 5 + [ExceptionGroup("two", [PostgresUnavailable("gone")])] * 5
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PostgresUnavailable("gone"),
+        PostgresBusy("locked"),
+        LoginRefused("The password was changed while it ran."),
+        ExceptionGroup("two", [PostgresUnavailable("gone"), LoginRefused("wrong")]),
+    ],
+    ids=lambda answer: type(answer).__name__,
+)
+async def test_answer_of_a_server_to_a_service_that_ran_never_exhausts_restarts(answer):
+    outages = [answer] * 5
     body = Body(crashes=outages)
     service = Service("one", body, restarts=QUICK)
     supervisor = supervised(service)
@@ -189,6 +259,17 @@ async def test_waiting_for_an_unavailable_server_never_exhausts_restarts():
             await service.wait_for(ServiceState.READY)
         assert supervisor.failed() == {}
     assert supervisor.exit_status == 0
+
+
+async def test_service_returns_soon_after_a_long_outage(monkeypatch):
+    """Its pauses have grown to the longest by then; work stands still until it is back."""
+    monkeypatch.setattr(lifecycle, "OUTAGE_PAUSE_MAX_S", 0.01)
+    body = Body(crashes=[PostgresUnavailable("gone")] * 5)
+    service = Service("one", body, restarts=RestartPolicy(pauses=Backoff(60.0, 60.0)))
+    async with asyncio.timeout(5), supervised(service).running():
+        while body.starts <= 5:
+            await service.wait_for(ServiceState.RESTARTING)
+            await service.wait_for(ServiceState.READY)
 
 
 async def test_other_error_among_unavailable_servers_counts_as_a_crash():

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -10,6 +11,7 @@ from rota.infra.service import Lifecycle
 from rota.model.protocol import HEARTBEAT_SUBJECT, LIVENESS_SUBJECT, Heartbeat, WorkerLiveness, encode
 from rota.placement import Resources, metrics, requirements_of
 from rota.placement.heartbeat_consumer import HeartbeatConsumer
+from rota.worker.heartbeat import HeartbeatThread
 from tests.contract.ledger_suite import sql
 from tests.integration.accounting.accounting_support import ShowQuota
 from tests.integration.infra.nats_support import buses
@@ -98,6 +100,27 @@ async def test_frames_booked_by_another_replica_are_looked_up_in_postgres(bus, d
         assert (fleet.worker().booked.cores, fleet.worker().booked.memory_mb) == (400, 600)
         assert fleet.worker().unbooked == [(900, 1)]
         assert fleet.registry.fitting_frames(requirements_of("a", cores=0)) == 7
+
+
+async def test_worker_with_more_frames_than_fit_into_one_message_is_heard_with_all_of_them(bus):
+    held = [(10**12 + 2 * n, 1) for n in range(120_000)]
+    values = {"name": "w", "pool": "farm", "slots": 200_000, "cores": 1000, "held": held}
+    assert len(encode(Heartbeat(worker=id_of("w"), number=1, **values))) > bus.max_payload
+    numbers = count(1)
+    thread = HeartbeatThread(
+        bus.target,
+        id_of("w"),
+        0.2,
+        lambda: Heartbeat(worker=id_of("w"), number=next(numbers), **values),
+        lambda: None,
+    )
+    async with consuming(bus) as fleet:
+        thread.start()
+        try:
+            await until(lambda: fleet.registry.workers, what="the worker")
+            assert fleet.worker().held == held
+        finally:
+            await thread.stop()
 
 
 async def test_without_a_database_each_unknown_frame_takes_one_slot(bus):

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from tests.integration.worker.pool_child import PoolRequest
 from tests.integration.worker.pool_support import PoolProcess, create_pool, program
 from tests.support.waiting import until
@@ -20,7 +21,7 @@ async def main(folder):
     await busy.messages.get()
     pid_file = folder / "pid"
     (folder / "app.py").write_text(f"import os, time\nopen({str(pid_file)!r}, 'w').write('.')\ntime.sleep(60)")
-    starting = PoolProcess(program("app.py", folder))
+    starting = PoolProcess(program("app.py", folder), ProcessGroupGuard())
     await until(pid_file.exists, within_s=20)
     print(*(child.process.pid for child in (idle, busy, starting)), flush=True)
     await asyncio.Event().wait()

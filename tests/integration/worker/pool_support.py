@@ -11,9 +11,9 @@ CHILD = "tests.integration.worker.pool_child"
 
 
 class PoolProcess(ChildProcess):
-    def __init__(self, program):
+    def __init__(self, program, guard):
         self.output = b""
-        super().__init__(program)
+        super().__init__(program, guard)
 
     def _on_output(self, _stream, data):
         self.output += data
@@ -24,4 +24,6 @@ def program(app=APP, folder=None, bytes_max=MESSAGE_BYTES_MAX):
 
 
 def create_pool(*args, idle_max=2, starts_max=8, **more):
-    return ProcessPool(lambda: PoolProcess(program(*args, **more)), idle_max=idle_max, starts_max=starts_max)
+    return ProcessPool(
+        lambda guard: PoolProcess(program(*args, **more), guard), idle_max=idle_max, starts_max=starts_max
+    )

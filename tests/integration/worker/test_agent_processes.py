@@ -173,3 +173,4 @@ async def test_unloadable_app_fails_the_run_with_its_reason(lease):
     processes = AgentProcessRunner("tests.support.nowhere", Path.cwd(), lambda: lease["until"])
     with pytest.raises(BodyFailed, match="did not start: Cannot import"):
         await processes.run(begin("fine"))
+    await processes.close()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import structlog
 
 from rota.worker.processes import child as child_module
 from rota.worker.processes.child import ProcessStartFailed
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from tests.integration.worker.pool_child import PoolReply, PoolRequest
 from tests.integration.worker.pool_support import APP, create_pool
 from tests.integration.worker.worker_support import alive, processes_of
@@ -76,20 +78,25 @@ async def test_child_that_dies_before_its_handshake_fails_the_start(tmp_path, co
             await broken.acquire()
         assert (failed.value.problem, failed.value.status) == ("", status)
     assert broken.idle == ()
+    await broken.close()
     assert set(processes_of()) <= before
 
 
 async def test_unloadable_app_fails_the_start_with_its_reason(tmp_path):
+    pool = app_in(tmp_path, "nonsense")
     with pytest.raises(ProcessStartFailed, match="NameError") as failed:
-        await app_in(tmp_path, "nonsense").acquire()
+        await pool.acquire()
     assert failed.value.status is None
+    await pool.close()
 
 
 async def test_child_that_never_becomes_ready_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(child_module, "START_TIMEOUT_S", 0.2)
     before = set(processes_of())
+    pool = app_in(tmp_path, "import time\ntime.sleep(60)")
     with pytest.raises(TimeoutError, match=r"did not load the app within 0\.2 s"):
-        await app_in(tmp_path, "import time\ntime.sleep(60)").acquire()
+        await pool.acquire()
+    await pool.close()
     assert set(processes_of()) <= before
 
 
@@ -126,6 +133,7 @@ async def test_oversized_reply_kills_its_process():
         assert await reply_to(child, "echo", b"x" * 2000) is None
     assert [line["event"] for line in logs] == ["decode_failed"]
     await child.close()
+    await pool.close()
 
 
 async def test_request_to_a_dead_process_ends_without_a_reply(pool):
@@ -207,6 +215,7 @@ async def test_no_more_than_starts_max_processes_start_at_once(tmp_path):
     assert len(set(children)) == started_in(tmp_path) == 5
     for child in children:
         await child.close()
+    await pool.close()
 
 
 async def test_released_process_serves_a_caller_that_waits_for_a_start(tmp_path):
@@ -244,6 +253,35 @@ async def test_caller_cancelled_when_it_gets_a_process_returns_it(pool):
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert child in pool.idle
+
+
+async def test_guard_that_was_killed_is_replaced_and_knows_every_group():
+    guard, before = ProcessGroupGuard(), set(processes_of())
+    groups = [await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True) for _ in range(2)]
+    try:
+        guard.add(groups[0].pid)
+        os.kill(guard.pid, signal.SIGKILL)
+        await until(lambda: not alive(guard.pid), what="the end of the guard")
+        guard.add(groups[1].pid)
+        # As the end of the worker: its end of the pipe is closed.
+        guard._killer.stdin.close()
+        assert [await group.wait() for group in groups] == [-signal.SIGKILL] * 2
+    finally:
+        await guard.close()
+        for group in groups:
+            with suppress(ProcessLookupError):
+                group.kill()
+    assert set(processes_of()) <= before
+
+
+async def test_closed_guard_kills_nothing():
+    guard = ProcessGroupGuard()
+    group = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+    guard.add(group.pid)
+    await guard.close()
+    assert alive(group.pid)
+    group.kill()
+    await group.wait()
 
 
 async def test_killed_worker_leaves_no_child(spawn, tmp_path):

@@ -4,18 +4,19 @@ import asyncio
 from functools import partial
 from itertools import pairwise
 
-import asyncpg
 import pytest
 
 from rota.infra.lease import LeaderLoop, LeaderStep, Leases
-from rota.infra.lease.leader_loop import RETRIED_ERRORS, RETRY_BACKOFF, STEP_FAILURES
+from rota.infra.lease.leader_loop import RETRY_BACKOFF, STEP_FAILURES
 from rota.infra.service.lifecycle import EndedEarly
 from rota.model.errors import (
     LeaseLost,
     NatsUnavailable,
+    PostgresBusy,
     PostgresUnavailable,
     RedisUnavailable,
     RotaError,
+    SetupFailed,
     StaleFence,
 )
 from tests.support.waiting import until
@@ -174,7 +175,13 @@ async def test_interval_is_measured_from_the_end_of_the_round(clock):
 
 @pytest.mark.parametrize(
     "error",
-    [GONE, PostgresUnavailable("gone"), asyncpg.LockNotAvailableError("lock"), ExceptionGroup("two", [GONE, GONE])],
+    [
+        GONE,
+        PostgresUnavailable("gone"),
+        PostgresBusy("lock"),
+        SetupFailed("no right to do this"),
+        ExceptionGroup("two", [GONE, PostgresBusy("lock")]),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("parallel", [False, True])
@@ -260,7 +267,7 @@ async def test_group_with_another_error_is_not_retried(clock):
 
 
 async def test_subclass_chooses_the_errors_to_retry(clock):
-    loop = Loop(clock, LeaderStep("a", 1.0, failing(ValueError("busy"))), retried=(*RETRIED_ERRORS, ValueError))
+    loop = Loop(clock, LeaderStep("a", 1.0, failing(ValueError("busy"))), retried=(ValueError,))
     async with Leading(loop):
         await clock.run_until(1.0)
     assert loop.times("a") == [0.0, 1.0]

@@ -326,6 +326,22 @@ def test_worker_silent_for_its_ttl_is_not_planned_and_forgotten():
     assert id_of("old") not in fleet.registry.workers
 
 
+def test_worker_with_a_heartbeat_interval_above_the_ttl_is_planned_until_it_is_silent():
+    fleet = Fleet(ttl_s=30.0)
+    fleet.beat("slow", interval_s=60.0)
+    fleet.beat("quick")
+    fleet.clock.now_s += 104
+    assert (fleet.registry.sweep(), fleet.place(FRAME)) == (1, {"slow": 1})
+    fleet.clock.now_s += 2
+    assert fleet.registry.plan(FRAME, 1).refusal is Reason.NO_WORKERS
+
+
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_heartbeat_without_a_valid_interval_is_refused(interval_s):
+    with pytest.raises(InvalidInput, match="has no valid interval: update the worker"):
+        Fleet().beat(interval_s=interval_s)
+
+
 def test_worker_that_expires_between_two_sweeps_is_not_planned():
     fleet = Fleet()
     fleet.beat("old")

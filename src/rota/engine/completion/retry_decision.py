@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import Final, NamedTuple
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.backoff import Backoff
 from rota.model.jobs.work import Retries
-from rota.model.protocol import FATAL_CODE, FATAL_CODES, AttemptResult, AttemptStatus
+from rota.model.protocol import FATAL_CODES, AttemptResult, AttemptStatus
+from rota.model.reasons import Reason
 
-WORKER_LOST: Final = "worker_lost"
+WORKER_LOST: Final = Reason.WORKER_LOST.value
 WORKER_LOST_BACKOFF: Final = Backoff(1.0, 60.0)
 WORKER_LOST_JITTER_STEPS: Final = 8
 RETRY_DELAY_MAX_S: Final = 86_400.0
@@ -46,7 +48,7 @@ def decide_retry(end: AttemptResult, retries: Retries, failed: int) -> AttemptOu
     """Whether a failed attempt is retried; `failed` attempts failed before it."""
     code = end.code or end.status.lower()
     if end.status is AttemptStatus.FAILED_FATAL and code not in FATAL_CODES:
-        code = FATAL_CODE
+        code = AttemptCode.FATAL
     timed_out = end.status is AttemptStatus.TIMEOUT
     kind = "timeout" if timed_out else "error"
     requested = end.status is AttemptStatus.FAILED_RETRYABLE

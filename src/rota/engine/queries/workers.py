@@ -29,6 +29,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     state: str
     hello: Register
+    heartbeat_s: float
     up_at: datetime
     ended_at: datetime | None
     frames: int
@@ -51,6 +52,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
             gpus=register.gpus,
             memory_mb=register.memory_mb,
             labels=register.labels,
+            interval_s=self.heartbeat_s,
             capabilities=(*register.capabilities, *(f"{TASK_CAPABILITY_PREFIX}{name}" for name in register.tasks)),
         )
         worker.apply_heartbeat(heartbeat, Limits())

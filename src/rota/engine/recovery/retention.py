@@ -30,11 +30,11 @@ from rota.engine.dispatch import metrics as waiting
 from rota.infra import failpoints
 from rota.infra.blob_store import BlobPointer, BlobStore
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
-from rota.infra.lease.leader_loop import RETRIED_ERRORS
 from rota.infra.postgres import Database, Query, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.errors import InvalidInput, SetupFailed
+from rota.model.errors import InvalidInput
 from rota.model.ids import ShowId
+from rota.model.jobs.submission import decode_details
 from rota.model.settings.lifecycle import RetentionSettings
 from rota.policy.approvals import FORGET as FORGET_APPROVALS
 
@@ -45,6 +45,7 @@ DROP_DAY = query(__package__, "upkeep_drop")
 CARRY_OVER = query(__package__, "upkeep_carry")
 SET_LOCK_TIMEOUT = query(__package__, "upkeep_patience")
 DELETE_CAPS = query(__package__, "upkeep_caps")
+MAPS = query(__package__, "upkeep_items")
 DELETE_KEYS = query(__package__, "upkeep_keys")
 DELETE_OUTPUTS = query(__package__, "upkeep_outputs")
 DELETE_WORKERS = query(__package__, "upkeep_workers")
@@ -90,7 +91,7 @@ class RetentionMaintenance(LeaderLoop):
         store: BlobStore | None = None,
         accounting: AccountingService | None = None,
     ) -> None:
-        super().__init__(leases, LEASE, kind="upkeep", retried=(*RETRIED_ERRORS, SetupFailed))
+        super().__init__(leases, LEASE, kind="upkeep")
         self.database = database
         self.retention = retention or RetentionSettings()
         self._store = store
@@ -190,6 +191,7 @@ class RetentionMaintenance(LeaderLoop):
         cutoff = before or await self._time_ago(self.retention.finished_jobs)
         rows = await self.database.rows(POINTERS, cutoff)
         used = {row["pointer"] for row in rows if row["pointer"] and _is_pointer(row["pointer"])}
+        used |= {decode_details(row["request"]).items_at for row in await self.database.rows(MAPS, cutoff)} - {""}
         await self._store.maintain(self.retention.finished_jobs, used)
 
     async def _make_day(self, lease: Lease, table: str, day: date, batch: int) -> int:

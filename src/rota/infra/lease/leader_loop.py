@@ -4,9 +4,10 @@ A subclass declares its steps in `begin_term`, each with an interval. While this
 - a step runs at once after the election, or after one interval where the previous leader has just run it, and then
   `interval_s` after the end of its round. Due steps run one after the other in the order of their declaration; in a
   parallel loop each runs in its own task;
-- a step that fails because a server is unavailable or busy (`retried`) is counted, reported and repeated after a
-  growing pause, never longer than its interval. Other steps go on, and the lease is kept, as long as it can be renewed;
-- any other error ends the term, as described in `leadership`; so do `LeaseLost` and `StaleFence` in any case;
+- a step that fails is counted, reported and repeated after a growing pause, never longer than its interval, unless
+  its error is a bug (`rota.model.error_reactions`) and not in `retried`. Other steps go on, and the lease is kept, as
+  long as it can be renewed;
+- a bug ends the term, as described in `leadership`; so do `LeaseLost` and `StaleFence` in any case;
 - a lost lease and draining cancel the running steps. A step that fails while it is cancelled ends as cancelled: its
   error is not retried, because the next round would run without the lease, or forever.
 """
@@ -27,11 +28,11 @@ from rota.infra.asyncio_cancel import run_cancellable
 from rota.infra.lease.grant import Lease
 from rota.infra.lease.leadership import Leadership
 from rota.infra.lease.leases import Leases
-from rota.infra.postgres.failures import BUSY_ERRORS
 from rota.infra.service.lifecycle import EndedEarly, Lifecycle, cancelled_from_inside
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
-from rota.model.errors import LeaseLost, StaleFence, Unavailable
+from rota.model.error_reactions import Reaction, reaction_to
+from rota.model.errors import LeaseLost, StaleFence
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +40,6 @@ STEP_FAILURES = metrics.counter(
     "rota_leader_step_failures", "Steps of leader loops that failed and are repeated.", labels=("kind", "step")
 )
 RETRY_BACKOFF: Final = Backoff(first_s=2.0, longest_s=10.0)
-RETRIED_ERRORS: Final = (Unavailable, *BUSY_ERRORS)
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class LeaderLoop(ABC):
         *,
         kind: str,
         ttl_s: float = 10.0,
-        retried: tuple[type[Exception], ...] = RETRIED_ERRORS,
+        retried: tuple[type[Exception], ...] = (),
         parallel: bool = False,
     ) -> None:
         self.leases = leases
@@ -160,7 +160,9 @@ class LeaderLoop(ABC):
                 await wake.wait()
 
     def _is_retried(self, error: Exception) -> bool:
-        return isinstance(error, self._retried) and not isinstance(error, LeaseLost | StaleFence)
+        if isinstance(error, LeaseLost | StaleFence):
+            return False
+        return isinstance(error, self._retried) or reaction_to(error) is not Reaction.BUG
 
 
 def _pause_s(step: LeaderStep) -> float:

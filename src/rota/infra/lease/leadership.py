@@ -29,7 +29,8 @@ from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaErr
 log = structlog.get_logger(__name__)
 
 CAMPAIGN_TIMEOUT_S = 30.0
-CAMPAIGN_BACKOFF = Backoff(first_s=1.0, longest_s=10.0)
+CAMPAIGN_BACKOFF = Backoff(first_s=1.0, longest_s=3.0)
+"""Short, because what leaders repair waits until PostgreSQL has elected one."""
 
 
 class Leadership:

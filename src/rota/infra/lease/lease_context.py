@@ -10,7 +10,8 @@ Losing the lease cancels the body and raises `LeaseLost` in place of the cancell
 cancellations pass through unchanged. A paused or blocked process detects the loss when it resumes, at the latest when
 the body ends; its writes before that are refused by the fence.
 
-A separate task releases the lease: cancellation does not interrupt it, and `RELEASE_TIMEOUT_S` bounds it. If this
+A separate task releases the lease: cancellation does not interrupt it, and `RELEASE_TIMEOUT_S` bounds it. A caller that
+is cancelled while it acquires waits for the answer, within the same time, and releases what it was granted. If this
 process dies before, or PostgreSQL is unavailable, the lease expires after its TTL.
 """
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from rota.infra.lease.grant import LEASES_LOST, Lease
+from rota.infra.lease.grant import LEASES_LOST, Lease, LeaseAcquireResult
 from rota.infra.postgres import Notifications
 from rota.infra.postgres.failures import FAILURES
 from rota.model.errors import LeaseHeld, LeaseLost, PostgresUnavailable, RotaError
@@ -54,6 +55,7 @@ class LeaseContext:
         self._wait_s = wait_s
         self._release = release
         self._holder = leases.new_holder()
+        self._request: asyncio.Task[LeaseAcquireResult] | None = None
         self._requested_at = 0.0
         self._valid_until = 0.0
         self._lost: str | None = None
@@ -67,7 +69,11 @@ class LeaseContext:
     async def __aenter__(self) -> Lease:
         task = asyncio.current_task()
         assert task is not None
-        self._lease = await self._acquire()
+        try:
+            self._lease = await self._acquire()
+        except asyncio.CancelledError:
+            await _run_shielded(self._abandon())
+            raise
         self._task = task
         self._cancelling = task.cancelling()
         self._renewal = asyncio.create_task(self._renew_loop(), name="lease.renew")
@@ -128,9 +134,7 @@ class LeaseContext:
         for attempt_number in range(1, ATTEMPTS_MAX + 1):
             self._requested_at = self._clock.monotonic()
             try:
-                attempt = await self._leases.acquire(
-                    [self._name], kind=self._kind, ttl_s=self._ttl_s, holder=self._holder, waiting=waiting
-                )
+                attempt = await self._send_request(waiting=waiting)
             except UNREACHABLE_ERRORS:
                 if attempt_number == ATTEMPTS_MAX:
                     raise
@@ -139,6 +143,27 @@ class LeaseContext:
                 self._valid_until = self._requested_at + self._ttl_s
                 return (attempt.granted[0], 0.0) if attempt.granted else (None, attempt.left_s.get(self._name, 0.0))
         raise AssertionError("unreachable")
+
+    async def _send_request(self, *, waiting: bool) -> LeaseAcquireResult:
+        """In a task that survives a cancellation of the caller: PostgreSQL may have granted the lease already."""
+        acquire = self._leases.acquire(
+            [self._name], kind=self._kind, ttl_s=self._ttl_s, holder=self._holder, waiting=waiting
+        )
+        self._request = asyncio.create_task(acquire, name="lease.acquire")
+        await asyncio.wait([self._request])
+        return self._request.result()
+
+    async def _abandon(self) -> None:
+        """Release what the last request was granted, for a caller that was cancelled before it could use it."""
+        if self._request is None:
+            return
+        await asyncio.wait([self._request], timeout=RELEASE_TIMEOUT_S)
+        if self._request.cancel():  # no answer
+            await asyncio.wait([self._request])
+        answered = not self._request.cancelled() and self._request.exception() is None
+        if answered and (granted := self._request.result().granted):
+            self._lease = granted[0]
+            await self._release_lease()
 
     async def _renew_loop(self) -> None:
         failures = 0

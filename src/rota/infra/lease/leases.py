@@ -12,9 +12,9 @@ under the lease carries. Responsibilities:
 - `Database` reserves connections for renewals and releases, so that other work cannot delay them. Acquiring uses the
   normal pool: a busy process takes on nothing more.
 
-Crash cases: if the holder dies, or is cancelled while acquiring, its leases expire after their TTL. After a lost reply
-to an acquire, retrying with the same holder name finds the same grant; after a lost reply to a renewal or release,
-retrying changes nothing.
+Crash cases: if the holder dies, or a caller of `acquire` is cancelled, its leases expire after their TTL; a cancelled
+`hold` releases them. After a lost reply to an acquire, retrying with the same holder name finds the same grant; after a
+lost reply to a renewal or release, retrying changes nothing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     batch_consumer   pulls batches; `batch_processor` runs a handler over each: retries, dead letters, back-off
     ordered_reader   reads a stream in order without acknowledgement, and reports gaps
     jetstream        the JetStream API
-    connection       one connection that reconnects after every kind of failure
+    connection       one connection that reconnects after every kind of failure; `failures` maps those to Rota's errors
     target           URL, prefix and timeouts
 
 Invariants: delivery is at least once, so handlers must be idempotent; a publish without acknowledgement has an unknown

@@ -10,9 +10,10 @@ redelivered) and returns an `Acknowledgement` per message, or None when all succ
   is terminated. If the dead letter cannot be written, the message is redelivered after `dead_letter_retry_s`. After a
   crash in between it is written again: `on_terminated` must be idempotent, by stream and sequence;
 - a message that crashed its process on every delivery is not passed to a handler after its last delivery;
-- while a server that the handler or the dead letter needs is down (`Unavailable`), the batch is retried here for as
-  long as it takes, because an outage must not use up deliveries. So a handler raises `Unavailable` only for what every
-  message needs; for a problem of one message it returns `Nak`;
+- a message whose handler or dead letter needs a server that is down (`Unavailable`) is neither acknowledged nor
+  returned to NATS, because an outage must not use up deliveries: the caller keeps it and tries again. After such a
+  failure of a batch its messages are tried one by one, so a server that only one of them needs does not stop the
+  others; after `MAX_CONCURRENT_SINGLES` failures and no success the server counts as down for the rest of the batch;
 - a hanging handler is cancelled after `limit_s`.
 """
 
@@ -21,18 +22,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from random import SystemRandom
-from typing import TypeVar, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 import msgspec
 import structlog
 
 from rota.infra import failpoints
 from rota.infra.nats.delivery import Delivery
-from rota.infra.service.lifecycle import EndedEarly, Lifecycle, cancelled_from_inside, only_unavailable
+from rota.infra.service.lifecycle import EndedEarly, cancelled_from_inside
 from rota.infra.telemetry import metrics
 from rota.infra.telemetry.redaction import redact_text
 from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, NatsUnavailable, PostgresBusy, RotaError
+from rota.model.error_reactions import is_outage
+from rota.model.errors import InvalidInput, NatsUnavailable, RotaError
 
 log = structlog.get_logger(__name__)
 MESSAGES_HANDLED = metrics.counter(
@@ -41,8 +43,6 @@ MESSAGES_HANDLED = metrics.counter(
 
 DEAD_LETTER_RETRY_S = 5.0
 REDELIVERY_BACKOFF = Backoff(first_s=1.0, longest_s=30.0)
-OUTAGE_BACKOFF = Backoff(first_s=0.5, longest_s=3.0)
-"""Short, because work that has ended keeps its quota until its result is handled."""
 MAX_CONCURRENT_SINGLES = 8
 """Messages of a failed batch that are retried concurrently, so that a hanging one does not block the rest."""
 _jitter = SystemRandom().random
@@ -67,6 +67,23 @@ BatchHandler = Callable[[Sequence[Delivery]], Awaitable[Sequence[Acknowledgement
 OnTerminated = Callable[[Delivery, str], Awaitable[None]]
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """A server is unavailable: keep the message and try again here."""
+
+    reason: str
+
+
+Decision = Acknowledgement | Wait
+
+
+class PendingMessage(NamedTuple):
+    """A message without an acknowledgement."""
+
+    delivery: Delivery
+    given_up: Terminate | None = None
+    """Set when only the dead letter remains to be written."""
+
+
 class BatchProcessor:
     def __init__(
         self,
@@ -83,35 +100,64 @@ class BatchProcessor:
         self._ack_sync = ack_sync
         self._dead_letter_retry_s = dead_letter_retry_s
 
-    async def process(self, batch: Sequence[Delivery], lifecycle: Lifecycle) -> None:
-        """Run the handler on a batch of one consumer and acknowledge every message."""
-        decided = list(zip(batch, await self._decide_all(batch, lifecycle), strict=True))
-        # Dead letters last: they may have to wait for a server.
-        for delivery, decision in sorted(decided, key=lambda pair: isinstance(pair[1], Terminate)):
-            await self._acknowledge(delivery, decision, lifecycle)
+    async def process(self, batch: Sequence[PendingMessage]) -> list[PendingMessage]:
+        """Run the handler on a batch of one consumer and acknowledge every message.
 
-    async def _decide_all(self, batch: Sequence[Delivery], lifecycle: Lifecycle) -> list[Acknowledgement]:
-        live = [delivery for delivery in batch if not delivery.overdue]
-        decided = dict(zip(live, await self._decide(live, lifecycle), strict=True)) if live else {}
+        Returns the messages that need an unavailable server; they are not acknowledged.
+        """
+        decided = list(zip(batch, await self._decide_all(batch), strict=True))
+        pending: list[PendingMessage] = []
+        waits: Wait | None = None
+        # Dead letters last: if the first has to wait for its server, so have the others.
+        for message, decision in sorted(decided, key=lambda pair: isinstance(pair[1], Terminate)):
+            match decision:
+                case Wait():
+                    waits = decision
+                    pending.append(message)
+                case Terminate():
+                    down = waits if pending and pending[-1].given_up else None
+                    if (down := down or await self._terminate(message.delivery, decision.reason)) is not None:
+                        waits = down
+                        pending.append(PendingMessage(message.delivery, decision))
+                case _:
+                    await self._acknowledge(message.delivery, decision)
+        if waits is not None:
+            consumer = pending[0].delivery.consumer
+            log.warning("handler_server_unavailable", consumer=consumer, messages=len(pending), reason=waits.reason)
+        return pending
+
+    async def _decide_all(self, batch: Sequence[PendingMessage]) -> list[Decision]:
         exhausted = Terminate("its deliveries were used up without an acknowledgement")
-        return [decided.get(delivery) if not delivery.overdue else exhausted for delivery in batch]
+        given_up = {
+            message.delivery: message.given_up or exhausted
+            for message in batch
+            if message.given_up is not None or message.delivery.overdue
+        }
+        live = [message.delivery for message in batch if message.delivery not in given_up]
+        decided = dict(zip(live, await self._decide(live), strict=True)) if live else {}
+        return [given_up.get(message.delivery) or decided.get(message.delivery) for message in batch]
 
-    async def _decide(self, batch: Sequence[Delivery], lifecycle: Lifecycle) -> Sequence[Acknowledgement]:
+    async def _decide(self, batch: Sequence[Delivery]) -> Sequence[Decision]:
         try:
-            return await self._retry_while_unavailable(batch[0].consumer, lambda: self._handle(batch), lifecycle)
+            return await self._with_timeout(batch[0].consumer, self._handle(batch))
         except Exception as error:  # noqa: BLE001 - no error may acknowledge the batch
-            if _is_outage(error):
-                return [Nak()] * len(batch)
             if len(batch) > 1:
-                return await self._decide_individually(batch, lifecycle)
+                return await self._decide_individually(batch)
+            if is_outage(error):
+                return [Wait(_reason(error))]
             return [self._decide_after_error(batch[0], error)]
 
-    async def _decide_individually(self, batch: Sequence[Delivery], lifecycle: Lifecycle) -> list[Acknowledgement]:
+    async def _decide_individually(self, batch: Sequence[Delivery]) -> list[Decision]:
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_SINGLES)
+        decisions: list[Decision] = []
 
-        async def decide_one(delivery: Delivery) -> Acknowledgement:
+        async def decide_one(delivery: Delivery) -> Decision:
             async with semaphore:
-                return (await self._decide([delivery], lifecycle))[0]
+                if len(decisions) >= MAX_CONCURRENT_SINGLES and all(isinstance(each, Wait) for each in decisions):
+                    return decisions[0]  # the server is down for every message
+                [decision] = await self._decide([delivery])
+                decisions.append(decision)
+                return decision
 
         async with asyncio.TaskGroup() as tasks:
             tasks_by_delivery = [tasks.create_task(decide_one(delivery)) for delivery in batch]
@@ -124,26 +170,10 @@ class BatchProcessor:
         assert len(decisions) == len(batch), f"the handler returned {len(decisions)} results for {len(batch)} messages"
         return decisions
 
-    async def _retry_while_unavailable(
-        self, consumer: str, work: Callable[[], Awaitable[T]], lifecycle: Lifecycle
-    ) -> T:
-        """Retry `work` while a server is down. Raises `Unavailable` only when draining."""
-        attempts = 0
-        while True:
-            try:
-                return await self._with_timeout(consumer, work)
-            except Exception as error:
-                if not _is_outage(error):
-                    raise
-                attempts += 1
-                log.warning("handler_server_unavailable", consumer=consumer, reason=str(error))
-                if not await lifecycle.pause(OUTAGE_BACKOFF.pause_s(attempts, _jitter())):
-                    raise
-
-    async def _with_timeout(self, consumer: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _with_timeout(self, consumer: str, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._limit_s):
-                return await work()
+                return await work
         except asyncio.CancelledError as cancelled:
             if not cancelled_from_inside():
                 raise
@@ -163,45 +193,41 @@ class BatchProcessor:
         )
         return Terminate(f"failed {delivery.deliveries} times, last with {reason}") if delivery.last else Nak()
 
-    async def _acknowledge(self, delivery: Delivery, decision: Acknowledgement, lifecycle: Lifecycle) -> None:
-        try:
-            match decision:
-                case None:
-                    failpoints.hit("bus.after_work_before_ack")
-                    await delivery.ack(sync=self._ack_sync)
-                    _count(delivery, "ack")
-                case Nak(after_s):
-                    await delivery.nak(_redelivery_delay_s(delivery) if after_s is None else after_s)
-                    _count(delivery, "nak")
-                case Terminate(reason):
-                    await self._terminate(delivery, reason, lifecycle)
-                case _:
-                    assert_never(decision)
-        except NatsUnavailable:
-            # Not acknowledged, so NATS redelivers the message.
-            _count(delivery, "lost")
+    async def _acknowledge(self, delivery: Delivery, decision: Nak | None) -> None:
+        match decision:
+            case None:
+                failpoints.hit("bus.after_work_before_ack")
+                await _settle(delivery, "ack", delivery.ack(sync=self._ack_sync))
+            case Nak(after_s):
+                delay_s = _redelivery_delay_s(delivery) if after_s is None else after_s
+                await _settle(delivery, "nak", delivery.nak(delay_s))
+            case _:
+                assert_never(decision)
 
-    async def _terminate(self, delivery: Delivery, reason: str, lifecycle: Lifecycle) -> None:
+    async def _terminate(self, delivery: Delivery, reason: str) -> Wait | None:
         try:
-            await self._retry_while_unavailable(
-                delivery.consumer, lambda: self._on_terminated(delivery, reason), lifecycle
-            )
-        except Exception:
+            await self._with_timeout(delivery.consumer, self._on_terminated(delivery, reason))
+        except Exception as error:
+            if is_outage(error):
+                return Wait(_reason(error))
             # Any error: a message must not be terminated without a dead letter.
             log.exception("dead_letter_write_failed", consumer=delivery.consumer, stream_seq=delivery.stream_seq)
-            await delivery.nak(self._dead_letter_retry_s)
-            _count(delivery, "nak")
-            return
+            await _settle(delivery, "nak", delivery.nak(self._dead_letter_retry_s))
+            return None
         failpoints.hit("bus.after_dead_letter_before_term")
-        await delivery.term()
-        _count(delivery, "term")
+        await _settle(delivery, "term", delivery.term())
+        return None
 
 
 def _redelivery_delay_s(delivery: Delivery) -> float:
     return REDELIVERY_BACKOFF.pause_s(delivery.deliveries, _jitter())
 
 
-def _count(delivery: Delivery, answer: str) -> None:
+async def _settle(delivery: Delivery, answer: str, sending: Awaitable[None]) -> None:
+    try:
+        await sending
+    except NatsUnavailable:
+        answer = "lost"  # NATS redelivers the message
     MESSAGES_HANDLED.labels(delivery.consumer, answer).inc()
 
 
@@ -210,8 +236,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RotaError):
         return redact_text(error.sentence)
     return redact_text(f"{type(error).__name__}: {error}")
-
-
-def _is_outage(error: Exception) -> bool:
-    """Whether a server is unavailable for every message. A lock may concern one of them: others do not wait for it."""
-    return only_unavailable(error) and not isinstance(error, PostgresBusy)

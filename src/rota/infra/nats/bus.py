@@ -228,6 +228,11 @@ class Bus:
         """Version of the connected server; empty while disconnected."""
         return self._connection.server_version
 
+    @property
+    def max_payload(self) -> int:
+        """The server's limit for one message in bytes; NatsUnavailable while disconnected."""
+        return self._connection.max_payload
+
     async def get_message(self, stream: str, stream_seq: int) -> StoredMessage | None:
         """A stored message, or None when it is gone."""
         return await self._jetstream.get_message(stream, stream_seq)

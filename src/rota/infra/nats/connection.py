@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from random import SystemRandom
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import structlog
 from nats import errors
@@ -30,7 +30,8 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from rota.infra.asyncio_cancel import cancellable
+from rota.infra.asyncio_cancel import cancellable, run_within
+from rota.infra.nats import failures
 from rota.infra.nats.target import NatsTarget
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
@@ -43,7 +44,7 @@ SLOW_CONSUMER_DROPS = metrics.counter(
     "rota_bus_slow_consumer", "Messages dropped here because their consumer was too slow."
 )
 
-RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
+RECONNECT_BACKOFF = Backoff(first_s=0.1, longest_s=3.0)
 DIAL_TIMEOUT_S = 2.0
 """Per server of a cluster; `connect_timeout_s` bounds the whole attempt."""
 DIAL_PAUSE_S = 0.05
@@ -153,7 +154,7 @@ class NatsConnection:
             with cancellable():
                 await client.publish(subject, data, reply=reply, headers=headers)
         except (errors.Error, OSError) as error:
-            raise self._unavailable("does not accept messages", error) from error
+            self._raise(error, "does not accept messages")
 
     async def request(self, subject: str, data: bytes = b"") -> bytes:
         """The reply to one request, within `publish_timeout_s`."""
@@ -161,10 +162,8 @@ class NatsConnection:
         try:
             with cancellable():
                 reply_message = await client.request(subject, data, timeout=self.target.publish_timeout_s)
-        except errors.NoRespondersError as error:
-            raise self._unavailable("has no responder; is JetStream enabled?", error) from error
         except (errors.Error, OSError) as error:
-            raise self._unavailable("does not answer", error) from error
+            self._raise(error, "does not answer")
         return reply_message.data
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> BusSubscription:
@@ -202,10 +201,7 @@ class NatsConnection:
         client = _TlsCheckingClient(tls=self.target.tls)
         self._dialling = True
         try:
-            async with asyncio.timeout(self.target.connect_timeout_s):
-                await client.connect(**self._options(client))
-                for route in self._routes:
-                    await _subscribe(route, client)
+            await run_within(self._connect(client), self.target.connect_timeout_s)
         except BaseException as error:
             await _close_client(client)
             if isinstance(error, errors.Error | OSError):
@@ -214,6 +210,11 @@ class NatsConnection:
         finally:
             self._dialling = False
         return client
+
+    async def _connect(self, client: Client) -> None:
+        await client.connect(**self._options(client))
+        for route in self._routes:
+            await _subscribe(route, client)
 
     def _options(self, client: Client) -> dict[str, Any]:
         credentials = self.target.credentials
@@ -254,7 +255,7 @@ class NatsConnection:
             log.error("nats_login_refused", code=refusal.code, reason=refusal.sentence)
         elif type(error) is errors.Error:
             # A message of the server itself, such as a missing permission.
-            log.warning("nats_server_error", description=_cause(error))
+            log.warning("nats_server_error", description=failures.cause(error))
         else:
             log.debug("nats_error", kind=type(error).__name__)
 
@@ -309,11 +310,13 @@ class NatsConnection:
             watcher.on_disconnected()
 
     def _unavailable(self, what: str, error: Exception | None) -> NatsUnavailable:
-        cause = f" ({_cause(error)})" if error is not None else ""
-        return NatsUnavailable(
-            f"NATS at {self.target.address} {what}{cause}: check that it runs and that the NATS URL is right.",
-            address=self.target.address,
-        )
+        return failures.unavailable(what, error, self.target.address)
+
+    def _raise(self, error: Exception, what: str) -> NoReturn:
+        translated = failures.to_rota_error(error, what, self.target.address)
+        if translated is None:
+            raise error
+        raise translated from error
 
 
 async def _subscribe(route: BusSubscription, client: Client) -> None:
@@ -332,15 +335,6 @@ def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -
 def _is_login_refusal(error: Exception) -> bool:
     text = str(error).lower()
     return isinstance(error, errors.AuthorizationError) or "authorization violation" in text or "authentication" in text
-
-
-def _cause(error: Exception) -> str:
-    """A short reason without addresses or credentials."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, OSError):
-        return type(error).__name__
-    return str(error).removeprefix("nats: ")
 
 
 async def _close_client(client: Client) -> None:

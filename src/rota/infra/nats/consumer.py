@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -240,8 +240,10 @@ class Consumer:
 
 
 @asynccontextmanager
-async def keep_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> AsyncIterator[None]:
-    """Send "in progress" every `every_s`, so that NATS does not redeliver these messages."""
+async def keep_in_progress(
+    deliveries: Callable[[], Iterable[Delivery]], every_s: float, clock: Clock
+) -> AsyncIterator[None]:
+    """Send "in progress" every `every_s` for what `deliveries` returns then, so that NATS does not redeliver it."""
     task = asyncio.create_task(_send_in_progress(deliveries, every_s, clock), name="nats.in_progress")
     try:
         yield
@@ -250,10 +252,10 @@ async def keep_in_progress(deliveries: Sequence[Delivery], every_s: float, clock
         await asyncio.wait([task])
 
 
-async def _send_in_progress(deliveries: Sequence[Delivery], every_s: float, clock: Clock) -> None:
+async def _send_in_progress(deliveries: Callable[[], Iterable[Delivery]], every_s: float, clock: Clock) -> None:
     while True:
         await clock.sleep(every_s)
         with suppress(NatsUnavailable):
-            for delivery in deliveries:
+            for delivery in list(deliveries()):
                 if not delivery.settled:
                     await delivery.in_progress()

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Sequence
 from random import SystemRandom
 
-import asyncpg
 import msgspec
 import structlog
 
@@ -63,14 +62,6 @@ DEPTH_COUNT_MAX = 10_000
 WARN_INTERVAL_S = 30.0
 RETRY_BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 RETRY_SKIPPED_EVERY = 16
-TRANSIENT_ERRORS = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.QueryCanceledError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.InsufficientResourcesError,
-)
-"""Errors of a PostgreSQL that is temporarily blocked or full (table lock, disk full): the pass had no effect and the
-next one may succeed."""
 _jitter = SystemRandom().random
 
 
@@ -144,7 +135,7 @@ class OutboxRelay:
         try:
             await self._update_gauges_when_due()
             counts = await self._relay_batch() if self._bus.connected else None
-        except (Unavailable, *TRANSIENT_ERRORS) as error:
+        except Unavailable as error:
             log.warning("outbox_pass_failed", code=error_kind(error), reason=str(error))
             counts = None
         if counts is None or (counts.unsettled and not counts.removed):

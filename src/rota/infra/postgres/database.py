@@ -7,7 +7,8 @@ Responsibilities:
 - server: `statement_timeout`, `lock_timeout` and `idle_in_transaction_session_timeout`, so that a stuck or paused
   process cannot hold row locks forever; the client's timeout only covers a server that no longer answers;
 - `failures`: meaning of a lost connection. A statement or COMMIT whose reply was lost has an *unknown* outcome: it is
-  raised as `PostgresUnavailable` with `outcome="unknown"` and never retried here.
+  raised as `PostgresUnavailable` with `outcome="unknown"` and never retried here. `unknown_outcome_listeners` learn of
+  it, because what was to follow the reply does not happen.
 
 Crash cases: if this process dies inside a transaction, the server rolls it back; after COMMIT was sent, it may stand.
 A cancelled caller gets its `CancelledError` immediately; the pool resets its connection in the background.
@@ -15,6 +16,7 @@ A cancelled caller gets its `CancelledError` immediately; the pool resets its co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
@@ -95,12 +97,12 @@ class Transaction:
 class ConnectionCheckout:
     """Returns a connection to its pool after one statement, clean or dirty depending on the error."""
 
-    __slots__ = ("_connection", "_pool", "_target")
+    __slots__ = ("_connection", "_database", "_pool")
 
-    def __init__(self, connection: Connection, pool: ConnectionPool, target: PostgresTarget) -> None:
+    def __init__(self, connection: Connection, pool: ConnectionPool, database: Database) -> None:
         self._connection = connection
         self._pool = pool
-        self._target = target
+        self._database = database
 
     def __enter__(self) -> Connection:
         return self._connection
@@ -110,7 +112,7 @@ class ConnectionCheckout:
             self._pool.release(self._connection)
             return
         closed = self._connection.is_closed()
-        lost = failures.on_statement(error, self._target, closed=closed)
+        lost = failures.on_statement(error, self._database.target, closed=closed)
         if isinstance(error, failures.STANDBY_ERRORS):
             self._connection.terminate()
             self._pool.release_dirty(self._connection)
@@ -119,6 +121,8 @@ class ConnectionCheckout:
         else:
             self._pool.release_dirty(self._connection)
         if lost is not None:
+            if lost.facts.get("outcome") == "unknown":
+                self._database.report_unknown_outcome()
             raise lost from error
 
 
@@ -127,6 +131,8 @@ class Database:
 
     def __init__(self, target: PostgresTarget) -> None:
         self.target = target
+        self.unknown_outcome_listeners: list[Callable[[], None]] = []
+        """Called when a statement or COMMIT lost its reply, or a COMMIT was cancelled. They must not raise."""
         self.pool = ConnectionPool(target)
         self._reserve = ConnectionPool(msgspec.structs.replace(target, pool_min=0, pool_max=RESERVED_CONNECTIONS))
         self._listener = NotificationListener(target)
@@ -151,7 +157,7 @@ class Database:
     async def rows(self, query: Query, *args: object, urgent: bool = False) -> list[Record]:
         """All rows. An `urgent` statement uses a reserved connection, so a busy pool does not delay it."""
         pool = self._reserve if urgent else self.pool
-        with ConnectionCheckout(pool.try_acquire() or await pool.acquire(), pool, self.target) as connection:
+        with ConnectionCheckout(pool.try_acquire() or await pool.acquire(), pool, self) as connection:
             return await connection.fetch(query.text, *args)
 
     async def row(self, query: Query, *args: object) -> Record | None:
@@ -174,19 +180,24 @@ class Database:
 
     @asynccontextmanager
     async def transaction(
-        self, isolation: Isolation = "read committed", *, readonly: bool = False, idle_s: float | None = None
+        self,
+        isolation: Isolation = "read committed",
+        *,
+        readonly: bool = False,
+        idle_s: float | None = None,
+        lock_s: float | None = None,
     ) -> AsyncIterator[Transaction]:
         """COMMIT when the body ends, ROLLBACK when it raises.
 
         A COMMIT whose reply is lost, or which is cancelled, may have taken effect; a lost reply raises
-        `PostgresUnavailable` with `outcome="unknown"`. The server closes a transaction that is idle for `idle_s`, where
-        that is less than the session's own limit.
+        `PostgresUnavailable` with `outcome="unknown"`. The server closes a transaction that is idle for `idle_s`, and
+        fails a statement that waits for a lock for `lock_s`, where that is less than the session's own limit.
         """
         connection = await self.pool.acquire()
         transaction = Transaction(connection, self.target, isolation, readonly=readonly)
         try:
             await transaction.translate_errors(
-                connection.execute(_begin(isolation, self.target, idle_s, readonly=readonly))
+                connection.execute(_begin(isolation, self.target, idle_s, lock_s, readonly=readonly))
             )
             yield transaction
             await self._commit(connection)
@@ -201,7 +212,11 @@ class Database:
             callback()
 
     def _checkout(self, connection: Connection) -> ConnectionCheckout:
-        return ConnectionCheckout(connection, self.pool, self.target)
+        return ConnectionCheckout(connection, self.pool, self)
+
+    def report_unknown_outcome(self) -> None:
+        for listener in self.unknown_outcome_listeners:
+            listener()
 
     async def _commit(self, connection: Connection) -> None:
         try:
@@ -211,7 +226,12 @@ class Database:
             unknown = failures.on_commit(error, self.target, closed=connection.is_closed())
             if unknown is None:
                 raise
+            if unknown.facts.get("outcome") == "unknown":
+                self.report_unknown_outcome()
             raise unknown from error
+        except asyncio.CancelledError:
+            self.report_unknown_outcome()
+            raise
         if command_tag != "COMMIT":
             # After a failed statement the server answers COMMIT with ROLLBACK, without an error.
             raise AssertionError("a statement of this transaction failed and its error was swallowed: use savepoint()")
@@ -229,11 +249,15 @@ class Database:
                 raise
 
 
-def _begin(isolation: Isolation, target: PostgresTarget, idle_s: float | None, *, readonly: bool) -> str:
-    begin = f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"
-    if idle_s is None or idle_s >= target.idle_in_transaction_s:
-        return begin
-    return f"{begin}; SET LOCAL idle_in_transaction_session_timeout = {milliseconds(idle_s)}"  # one round trip
+def _begin(
+    isolation: Isolation, target: PostgresTarget, idle_s: float | None, lock_s: float | None, *, readonly: bool
+) -> str:
+    statements = [f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"]
+    if idle_s is not None and idle_s < target.idle_in_transaction_s:
+        statements.append(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds(idle_s)}")
+    if lock_s is not None and lock_s < target.lock_timeout_s:
+        statements.append(f"SET LOCAL lock_timeout = {milliseconds(lock_s)}")
+    return "; ".join(statements)  # one round trip
 
 
 def rows_affected(status: str) -> int:

@@ -1,11 +1,12 @@
 """Maps failures of asyncpg to Rota's errors, by what the caller can do.
 
-| failure | error | the caller |
+| failure | error | reaction (`rota.model.error_reactions`) |
 |---|---|---|
-| the server cannot be reached, or has become a standby | `PostgresUnavailable` | waits and tries again |
-| it answers that it lacks a lock, time or resources (`BUSY_ERRORS`) | `PostgresBusy`, a kind of the above | the same |
-| login, database or URL are wrong | `LoginRefused`, `InvalidSetting` | ends with this sentence |
-| any other answer: a violated constraint, a bug | asyncpg's own | handles it, or fails |
+| the server cannot be reached, ends the session, or has become a standby | `PostgresUnavailable` | back off |
+| it lacks disk space, memory or connections (`EXHAUSTED_ERRORS`) | `PostgresUnavailable` | back off |
+| this statement met a lock, a timeout or a deadlock (`BUSY_ERRORS`) | `PostgresBusy` | retry |
+| login, database or URL are wrong | `LoginRefused`, `InvalidSetting` | refuse |
+| any other answer: a violated constraint, a bug | asyncpg's own | handled by the caller, or a bug |
 
 The fact `outcome` of `PostgresUnavailable` says what is known: "not_sent" and "rolled_back" mean that nothing took
 effect, so a retry is safe; "unknown" means that a statement or COMMIT was in flight and may have taken effect. This
@@ -38,9 +39,13 @@ BUSY_ERRORS = (
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.TransactionRollbackError,
-    asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidCachedStatementError,
 )
-"""Lock and statement timeouts, deadlocks, serialization failures, no memory, disk space or connection left."""
+"""Lock and statement timeouts, deadlocks, serialization failures, a table changed by an upgrade: other work goes on."""
+EXHAUSTED_ERRORS = (asyncpg.InsufficientResourcesError, asyncpg.PostgresSystemError)
+"""No memory, disk space or connection left, or a failing disk: every statement may fail, not only this one."""
+_SESSION_ENDS = ("FATAL", "PANIC")
+"""Severities after which the server closes the connection, such as that of an idle transaction."""
 STANDBY_ERRORS = (asyncpg.ReadOnlySQLTransactionError,)
 """After a failover the old primary may go on as a standby, with our connections."""
 
@@ -123,7 +128,9 @@ def stopping_error(target: PostgresTarget) -> PostgresUnavailable:
 
 
 def is_connection_lost(error: BaseException, *, closed: bool) -> bool:
-    return isinstance(error, CONNECTION_LOST_ERRORS) or (closed and isinstance(error, FAILURES))
+    if isinstance(error, CONNECTION_LOST_ERRORS) or getattr(error, "severity_en", None) in _SESSION_ENDS:
+        return True
+    return closed and isinstance(error, FAILURES)
 
 
 def _not_now(error: BaseException, target: PostgresTarget) -> PostgresUnavailable | None:
@@ -134,14 +141,11 @@ def _not_now(error: BaseException, target: PostgresTarget) -> PostgresUnavailabl
             address=address,
             outcome="rolled_back",
         )
+    sentence = f"PostgreSQL at {address} cannot do this now ({error}): nothing took effect; try again."
+    facts = {"address": address, "outcome": "rolled_back", "sqlstate": getattr(error, "sqlstate", "")}
     if isinstance(error, BUSY_ERRORS):
-        return PostgresBusy(
-            f"PostgreSQL at {address} cannot do this now ({error}): nothing took effect; try again.",
-            address=address,
-            outcome="rolled_back",
-            sqlstate=getattr(error, "sqlstate", ""),
-        )
-    return None
+        return PostgresBusy(sentence, **facts)
+    return PostgresUnavailable(sentence, **facts) if isinstance(error, EXHAUSTED_ERRORS) else None
 
 
 def _connection_lost(

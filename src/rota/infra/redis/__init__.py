@@ -10,7 +10,7 @@
 
 Invariants: every wait has a timeout; a command is never retried here, because its effect may have happened; Redis
 holds no data that PostgreSQL cannot rebuild. Callers: accounting/live, agents, infra/breaker, placement, policy,
-workflow.
+server, workflow.
 """
 
 from rota.infra.redis.client import PoolUse, check_server, connect, health, pool_use

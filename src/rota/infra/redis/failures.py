@@ -1,7 +1,14 @@
 """Maps failures of redis-py to Rota's errors.
 
-Only failures to reach a server that can work are translated; other server errors remain redis-py's `ResponseError`.
-The body of `translate_errors` contains only calls of the client.
+| answer | error | reaction (`rota.model.error_reactions`) |
+|---|---|---|
+| none, or LOADING, READONLY, OOM, BUSY, MISCONF, NOREPLICAS, CLUSTERDOWN, MASTERDOWN | `RedisUnavailable` | back off |
+| a wrong password or right, MOVED, CROSSSLOT | `LoginRefused`, `SetupFailed` | refuse |
+| NOSCRIPT | none: `Script` loads the script and repeats the call | none |
+| any other: a key of the wrong type, a bug | redis-py's `ResponseError` | handled by the caller, or a bug |
+
+Before Redis 7 an error inside a script is wrapped into one of the script (`ERR Error running script ... -OOM ...`). The
+body of `translate_errors` contains only calls of the client.
 
 The fact `outcome` of `RedisUnavailable` says what is known: "not_sent" means that nothing reached the server, so a
 retry is safe; "unknown" means that the command may have taken effect. This package never retries: only the caller
@@ -10,6 +17,7 @@ knows whether the operation is idempotent.
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import Final
 
@@ -73,7 +81,14 @@ _UNREACHABLE_ERRORS = (
     exceptions.TimeoutError,
     exceptions.TryAgainError,
 )
-_BUSY_PREFIXES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "UNKILLABLE ")
+_BUSY_WORDS = "BUSY|MISCONF|NOREPLICAS|UNKILLABLE"
+_WORDS_INSIDE = f"{_BUSY_WORDS}|READONLY|OOM|LOADING|MASTERDOWN|CLUSTERDOWN"
+_BUSY = re.compile(
+    rf"(?:Command # .* of pipeline caused error: )?(?P<plain>(?:{_BUSY_WORDS}) .*)"
+    rf"|(?:ERR )?Error running script .*? -(?P<inside>(?:{_WORDS_INSIDE}) .*)",
+    re.DOTALL,
+)
+"""Answers without a class in redis-py: alone, in a pipeline, or inside a script of a server before Redis 7."""
 
 
 class translate_errors:
@@ -112,8 +127,9 @@ def to_rota_error(error: Exception, client: redis.asyncio.Redis) -> RotaError | 
         what = f"is busy with all {size} connections of the pool: raise the pool size, or reduce the load"
     elif isinstance(error, _UNREACHABLE_ERRORS):
         what = f"cannot be reached ({cause(error)}): check that it runs and that the Redis URL is right"
-    elif text.startswith(_BUSY_PREFIXES):
-        what = f"cannot serve requests now ({text.rstrip('. ')}): see the server's log"
+    elif match := _BUSY.match(text):
+        told = match["plain"] or match["inside"]
+        what = f"cannot serve requests now ({told.rstrip('. ')}): see the server's log"
     else:
         return None
     outcome = "not_sent" if text == _POOL_EXHAUSTED or _CONNECTING in text else "unknown"

@@ -14,11 +14,12 @@
 
 Invariants, all enforced by `Service`:
 - it runs once. Stop wins over start: stop before, during or after start, once or repeatedly, ends in `stopped`;
-- its body runs in one task of the caller's TaskGroup, and `stop` returns when that task has ended;
+- a task of the caller's TaskGroup runs its body in a second one, and `stop` returns when both have ended;
 - a body ends because it was asked to; any other end is a crash, restarted after an exponential, capped back-off with
   jitter, so that replicas do not restart in step;
-- waiting for a server (`Unavailable`) may continue forever, unready but alive; any other crash counts towards
-  `RestartPolicy.limit`. A set-up or input error before the first `ready` is final, because a restart cannot fix it.
+- only a bug (`rota.model.error_reactions`) counts towards `RestartPolicy.limit`. Waiting for a server, or for a
+  correction of its set-up, may continue forever, unready but alive; a set-up or input error before the first `ready` is
+  final, because the operator who starts the process corrects it.
 
 A crash loses only what the body had not yet made durable. In a resumed process all pauses are over; the body must check
 its leases before it writes.
@@ -34,9 +35,11 @@ from enum import StrEnum
 
 import structlog
 
+from rota.infra.asyncio_cancel import run_cancellable
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
-from rota.model.errors import InvalidInput, RotaError, SetupFailed, Unavailable
+from rota.model.error_reactions import Reaction, is_transient, reaction_to
+from rota.model.errors import InvalidInput, RotaError, SetupFailed
 
 log = structlog.get_logger(__name__)
 SERVICE_RESTARTS = metrics.counter("rota_service_restarts", "Restarts of crashed services.", labels=("service",))
@@ -60,6 +63,8 @@ class ServiceState(StrEnum):
 
 
 RESTART_BACKOFF = Backoff(first_s=0.1, longest_s=10.0)
+OUTAGE_PAUSE_MAX_S = 3.0
+"""Longest pause while only a server is unavailable, because work stands still until the service is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +239,12 @@ class Service:
 
     async def _outcome(self, lifecycle: Lifecycle) -> Exception | None:
         try:
-            await self._run(lifecycle)
+            # In a task of its own: a TaskGroup that failed leaves a cancellation in the count of its task.
+            await run_cancellable(self._body(lifecycle))
         except asyncio.CancelledError as cancelled:
             if not cancelled_from_inside():
+                if self._draining.is_set() and isinstance(cancelled.__cause__, Exception):
+                    return cancelled.__cause__
                 raise
             ended = EndedEarly(f"Service {self.name} was cancelled from inside.")
             ended.__cause__ = cancelled
@@ -247,6 +255,9 @@ class Service:
             return None
         return EndedEarly(f"Service {self.name} returned without being asked to.")
 
+    async def _body(self, lifecycle: Lifecycle) -> None:
+        await self._run(lifecycle)
+
     def _is_final(self, crash: Exception, lifecycle: Lifecycle) -> bool:
         now = asyncio.get_running_loop().time()
         if lifecycle.ready_at is not None and now - lifecycle.ready_at >= self._restarts.steady_s:
@@ -254,27 +265,21 @@ class Service:
         if not self._was_ready and isinstance(crash, SetupFailed | InvalidInput):
             return True
         self._failures += 1
-        self._crashes += 0 if only_unavailable(crash) else 1
+        self._crashes += reaction_to(crash) is Reaction.BUG
         return self._crashes > self._restarts.limit
 
     async def _back_off(self, crash: Exception) -> None:
         pause_s = self._restarts.pauses.pause_s(self._failures, self._chance())
         SERVICE_RESTARTS.labels(self.name).inc()
         self._set_state(ServiceState.RESTARTING)
-        if only_unavailable(crash):
+        if is_transient(crash):
+            pause_s = min(pause_s, OUTAGE_PAUSE_MAX_S)
             log.warning(
                 "service_dependency_unavailable", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3)
             )
         else:
             log.error("service_crashed", service=self.name, restart_in_s=round(pause_s, 3), exc_info=crash)
         await asyncio.sleep(pause_s)
-
-
-def only_unavailable(crash: Exception) -> bool:
-    """Whether only unavailable servers caused the error, also inside an ExceptionGroup of a TaskGroup."""
-    if isinstance(crash, ExceptionGroup):
-        return crash.split(Unavailable)[1] is None
-    return isinstance(crash, Unavailable)
 
 
 def cancelled_from_inside() -> bool:

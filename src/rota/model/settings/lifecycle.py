@@ -8,7 +8,7 @@ from rota.model.settings.kinds import Boolean, Choice, Duration, Float, Integer,
 from rota.model.settings.section import Section
 
 FailMode = Literal["closed", "open"]
-CounterMode = Literal["ledger", "upsert", "scan"]
+CounterMode = Literal["ledger", "scan"]
 
 
 class SchedulerSettings(Section, frozen=True):
@@ -111,7 +111,7 @@ class CommandLimitsSettings(Section, frozen=True):
 class WorkerSettings(Section, frozen=True):
     """Worker processes."""
 
-    heartbeat_interval: Annotated[float, Duration("Interval between heartbeats.")] = 2.0
+    heartbeat_interval: Annotated[float, Duration("Interval between heartbeats of workers that register later.")] = 2.0
     pool: Annotated[
         str, String("Pool of a worker without --pool.", pattern=r"[\w.-]{1,64}", described="a pool's name")
     ] = "local"
@@ -149,7 +149,7 @@ class WorkerSettings(Section, frozen=True):
 class SafetySettings(Section, frozen=True):
     """Calls to the safety kernel, and their circuit breaker."""
 
-    timeout: Annotated[float, Duration("Timeout of a policy decision.")] = 2.0
+    timeout: Annotated[float, Duration("Timeout of a policy decision, which is valid for 30 s.", most=20.0)] = 2.0
     circuit_fail_budget: Annotated[int, Integer("Consecutive failures that open the breaker.", least=1)] = 3
     circuit_open_for: Annotated[float, Duration("Time without calls before recovery is probed.")] = 30.0
     circuit_half_open_max: Annotated[int, Integer("Maximum number of probes.", least=1)] = 3

@@ -39,10 +39,10 @@ class ApiSettings(Section, frozen=True):
             described="a key as shown when it was created",
         ),
     ] = None
-    requests_per_s: Annotated[int, Integer("Requests per second that a server accepts from each key; 0: no limit.")] = (
-        1000
-    )
-    requests_burst: Annotated[int, Integer("Burst of requests allowed per key.", least=1)] = 2000
+    requests_per_s: Annotated[
+        int, Integer("Requests per second that all servers together accept from each key; 0: no limit.")
+    ] = 1000
+    requests_burst: Annotated[int, Integer("Burst of requests allowed per key, over all servers.", least=1)] = 2000
     requests_at_once: Annotated[int, Integer("Concurrent requests per server, over all keys; 0: no limit.")] = 256
 
 

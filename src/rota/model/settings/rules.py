@@ -35,6 +35,10 @@ def _out_of_order(settings: Settings) -> Iterator[Conflict]:
         (throttled + "base_ms", throttled + "cap_ms"),
         ("worker.heartbeat_interval", "registry.worker_ttl"),
         ("registry.snapshot_interval", "registry.snapshot_lock_ttl"),
+        ("postgres.lock_timeout", "postgres.statement_timeout"),
+        ("nats.publish_timeout", "nats.job_ack_wait"),
+        ("nats.job_ack_wait", "nats.max_age"),
+        ("saga.rollback_timeout", "saga.lock_ttl"),
         ("safety.circuit_close_after", "safety.circuit_half_open_max"),
     ):
         if _number(settings, low) > _number(settings, high):

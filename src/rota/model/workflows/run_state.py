@@ -115,6 +115,11 @@ class JobEnded(msgspec.Struct, frozen=True):
     partly: bool = False
     """It did not succeed, but some of its frames did: these are compensated like any other work."""
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether it did something that has to be compensated."""
+        return self.partly or self.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
+
 
 class ChildRunEnded(msgspec.Struct, frozen=True):
     """A run that a step started has ended."""

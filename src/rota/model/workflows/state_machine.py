@@ -91,6 +91,27 @@ def advance(
     return machine.state(), machine.transition
 
 
+def abort(
+    flow: CompiledWorkflow,
+    status: RunStatus,
+    info: RunInfo,
+    messages: Sequence[InboxMessage],
+    now_ms: int,
+    error: str,
+) -> tuple[RunState, Transition]:
+    """End a run whose messages cannot be processed: it stops its steps, and ends when none is running.
+
+    Reads no result and evaluates no expression. A step whose work `messages` report as ended has failed with `error`;
+    so has the input of its compensation.
+    """
+    machine = _RunMachine(flow, status, info, {}, now_ms, _NONE_REFUSED)
+    machine.end_run(RunState.FAILED, "failed", error)
+    for message in messages:
+        machine.discard(message, error)
+    machine.evaluate()
+    return machine.state(), machine.transition
+
+
 def rerender_approval(
     flow: CompiledWorkflow, status: RunStatus, info: RunInfo, values: dict[int, Any], place: int
 ) -> tuple[str, dict[str, Any]]:
@@ -179,6 +200,19 @@ class _RunMachine:
         self._add_history("ending", why=error)
         self._stop_steps(range(len(self.status.steps)))
 
+    def discard(self, message: InboxMessage, error: str) -> None:
+        """Process the end of a step's work without its result."""
+        match message:
+            case JobEnded(job=work) | ChildRunEnded(run=work) | ApprovalDecided(approval=work):
+                place = self._step_running(work)
+            case _:
+                return
+        if place is None:
+            return
+        if isinstance(message, JobEnded) and message.has_effects and self.flow.steps[place].spec.compensate is not None:
+            self.transition.undos.append(RecordCompensation(place, message.job, error=error))
+        self._end_step(place, StepState.FAILED, error)
+
     def _on_began(self) -> None:
         self._add_history("began")
         if self.flow.spec.timeout_s:
@@ -191,8 +225,7 @@ class _RunMachine:
             return
         if self.flow.steps[place].spec.for_each is not None and not ended.mapped:
             ended = as_single_item(ended)
-        done = ended.partly or ended.state in (JobState.SUCCEEDED, JobState.OUTPUT_QUARANTINED)
-        if done and self.flow.steps[place].spec.compensate is not None:
+        if ended.has_effects and self.flow.steps[place].spec.compensate is not None:
             self._record_compensation(place, ended)
         if ended.state is JobState.SUCCEEDED:
             self._complete(place, ended.value)

@@ -30,6 +30,7 @@ from rota.worker.agents.process_messages import (
     AgentProcessResult,
 )
 from rota.worker.processes.child import ChildProcess, ChildProgram, OutputStream, ProcessStartFailed
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from rota.worker.processes.os_process import describe_exit
 from rota.worker.processes.pool import ProcessPool
 
@@ -48,13 +49,13 @@ LINE_CHARS_MAX: Final = 2000
 class AgentProcess(ChildProcess[AgentProcessMessage]):
     """A child process, its lease and the agent it runs."""
 
-    def __init__(self, program: ChildProgram[AgentProcessMessage]) -> None:
+    def __init__(self, program: ChildProgram[AgentProcessMessage], guard: ProcessGroupGuard) -> None:
         self.agent = ""
         self._partial_lines: dict[OutputStream, bytes] = {"stdout": b"", "stderr": b""}
         lease_socket, watchdog_socket = socket.socketpair()
         with watchdog_socket:
             try:
-                super().__init__(program, [watchdog_socket.fileno()])
+                super().__init__(program, guard, [watchdog_socket.fileno()])
             except BaseException:
                 lease_socket.close()
                 raise
@@ -119,7 +120,9 @@ class AgentProcessRunner(PreparedBody):
             AGENT_MESSAGE_BYTES_MAX,
             "agent_process_decode_failed",
         )
-        self.pool = ProcessPool(lambda: AgentProcess(program), idle_max=IDLE_PROCESSES_MAX, starts_max=STARTS_MAX)
+        self.pool = ProcessPool(
+            lambda guard: AgentProcess(program, guard), idle_max=IDLE_PROCESSES_MAX, starts_max=STARTS_MAX
+        )
 
     async def run(self, begin: Callable[[], AgentRun]) -> None:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rota.model.artifacts import ARTIFACTS_MAX, check_artifact_name
+from rota.model.attempt_codes import AttemptCode
 from rota.model.errors import InvalidInput, RotaError
 from rota.model.protocol import Artifact
 from rota.worker.data.blob_store import WorkerBlobStore
@@ -67,11 +68,12 @@ class FrameArtifacts:
         found = _match_files(self.dir_path(token), patterns) | self.open.get(token, {})
         if len(found) > ARTIFACTS_MAX:
             raise OutputNotStored(
-                "artifact_too_large", f"The frame has {len(found)} artifacts: at most {ARTIFACTS_MAX} are stored."
+                AttemptCode.ARTIFACT_TOO_LARGE,
+                f"The frame has {len(found)} artifacts: at most {ARTIFACTS_MAX} are stored.",
             )
         if bytes_max and (size := sum(path.stat().st_size for path in found.values() if path.is_file())) > bytes_max:
             raise OutputNotStored(
-                "artifact_limit", f"The frame has {size} bytes of artifacts: its policy allows {bytes_max}."
+                AttemptCode.ARTIFACT_LIMIT, f"The frame has {size} bytes of artifacts: its policy allows {bytes_max}."
             )
         return _store_files(found, store)
 
@@ -108,7 +110,9 @@ def _match_files(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
             if path.is_file() and path.resolve().is_relative_to(inside) and path != folder / INPUT_FILE_NAME
         ]
         if not matches:
-            raise OutputNotStored("artifact_missing", f"No file in the frame's directory matches {pattern!r}.")
+            raise OutputNotStored(
+                AttemptCode.ARTIFACT_MISSING, f"No file in the frame's directory matches {pattern!r}."
+            )
         found |= {path.relative_to(folder).as_posix(): path for path in matches}
     return found
 
@@ -127,7 +131,7 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_byt
     try:
         check_artifact_name(name)
         if not path.is_file():
-            raise OutputNotStored("artifact_missing", f"The artifact {name!r} is not a file, or was removed.")
+            raise OutputNotStored(AttemptCode.ARTIFACT_MISSING, f"The artifact {name!r} is not a file, or was removed.")
         inline_max = min(INLINE_VALUE_BYTES_MAX, inline_bytes_left)
         with path.open("rb") as file:
             data = file.read(inline_max + 1)
@@ -135,22 +139,22 @@ def _store_file(name: str, path: Path, store: WorkerBlobStore | None, inline_byt
             return Artifact(name, data=data)
         if store is None:
             raise OutputNotStored(
-                "artifact_too_large",
+                AttemptCode.ARTIFACT_TOO_LARGE,
                 f"The artifact {name!r} has {path.stat().st_size} bytes: set store.directory for more than"
                 f" {INLINE_VALUE_BYTES_MAX}, or {INLINE_ARTIFACT_BYTES_MAX} together with others.",
             )
         return Artifact(name, store.put_file(path))
     except InvalidInput as error:
         raise OutputNotStored(
-            "artifact_too_large", f"The artifact {name!r} cannot be stored. {error.sentence}"
+            AttemptCode.ARTIFACT_TOO_LARGE, f"The artifact {name!r} cannot be stored. {error.sentence}"
         ) from error
     except RotaError as error:
         raise OutputNotStored(
-            "artifact_not_stored", f"The artifact {name!r} could not be stored. {error.sentence}"
+            AttemptCode.ARTIFACT_NOT_STORED, f"The artifact {name!r} could not be stored. {error.sentence}"
         ) from error
     except OSError as error:
         raise OutputNotStored(
-            "artifact_missing", f"The artifact {name!r} cannot be read ({error.strerror})."
+            AttemptCode.ARTIFACT_MISSING, f"The artifact {name!r} cannot be read ({error.strerror})."
         ) from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.errors import InvalidSetting, RotaError
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.worker import outcomes
@@ -87,13 +88,13 @@ class Payloads:
 
     async def _put_result(self, data: bytes) -> str:
         if self._store is None:
-            raise OutputNotStored("result_too_large", outcomes.too_large_message(len(data)))
+            raise OutputNotStored(AttemptCode.RESULT_TOO_LARGE, outcomes.too_large_message(len(data)))
         try:
             return await asyncio.to_thread(self._store.put, data)
         except RotaError as error:
             log.warning("result_store_failed", code=error.code, reason=error.sentence)
             failure = f"The result of {len(data)} bytes could not be stored. {error.sentence}"
-            raise OutputNotStored("result_too_large", failure) from error
+            raise OutputNotStored(AttemptCode.RESULT_TOO_LARGE, failure) from error
 
     async def _get_input(self, batch: AssignedBatch, then: Callable[[AssignedBatch], None]) -> None:
         pointer = batch.assigned.pointer or ""
@@ -103,7 +104,7 @@ class Payloads:
             batch.input = await asyncio.to_thread(self._store.get, pointer)
         except RotaError as error:
             reason = outcomes.redact_and_truncate(f"The input at {pointer} cannot be read. {error.sentence}")
-            self._frame_table.fail_waiting(batch, StopReason(AttemptStatus.FAILED, "input_missing", reason))
+            self._frame_table.fail_waiting(batch, StopReason(AttemptStatus.FAILED, AttemptCode.INPUT_MISSING, reason))
         else:
             then(batch)
 

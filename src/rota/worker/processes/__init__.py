@@ -9,7 +9,8 @@ one request at a time. `runners` and `agents` define requests and messages, what
 Invariants:
 - a process is starting, idle in its pool, or belongs to one caller, which releases or closes it (`pool`);
 - a request ends once: by a message of the process, or by the exit of the process (`child`);
-- the end of a process kills its process group (`os_process`); a child dies with its worker (`main`).
+- the end of a process kills its process group (`os_process`); a child dies with its worker (`main`), and so does its
+  process group (`group_guard`).
 
 | module | subject |
 |---|---|
@@ -18,5 +19,6 @@ Invariants:
 | `main` | the other side: what every child does before, between and after requests |
 | `ipc` | framing of messages |
 | `os_process` | spawn, output, signals and exit of any child process, commands included |
+| `group_guard`, `group_killer` | a second process that kills the process groups of a worker that was killed |
 | `launcher` | limits and parent-death signal; commands pass through it before their exec |
 """

@@ -20,6 +20,7 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 import structlog
 
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from rota.worker.processes.ipc import MessageReader, ProcessReady, pack_message
 from rota.worker.processes.os_process import DescriptorReader, OsProcess
 
@@ -57,7 +58,7 @@ class ChildProgram(msgspec.Struct, Generic[M], frozen=True):
 class ChildProcess(ABC, Generic[M]):
     """Messages are of type M, which includes `ProcessReady`."""
 
-    def __init__(self, program: ChildProgram[M], descriptors: Sequence[int] = ()) -> None:
+    def __init__(self, program: ChildProgram[M], guard: ProcessGroupGuard, descriptors: Sequence[int] = ()) -> None:
         """`descriptors` are inherited and follow the common arguments. Raises OSError if it cannot be started."""
         self.messages: asyncio.Queue[M | None] = asyncio.Queue()
         """Messages from the process, in order; None: the process has ended."""
@@ -67,7 +68,7 @@ class ChildProcess(ABC, Generic[M]):
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self.process = self._spawn(program, theirs.fileno(), descriptors)
+                self.process = self._spawn(program, guard, theirs.fileno(), descriptors)
             except BaseException:
                 ours.close()
                 raise
@@ -140,7 +141,9 @@ class ChildProcess(ABC, Generic[M]):
             # The process died: `messages` ends, which ends the request.
             self.kill()
 
-    def _spawn(self, program: ChildProgram[M], connection: int, descriptors: Sequence[int]) -> OsProcess:
+    def _spawn(
+        self, program: ChildProgram[M], guard: ProcessGroupGuard, connection: int, descriptors: Sequence[int]
+    ) -> OsProcess:
         arguments = [str(connection), str(os.getpid()), program.app, str(program.folder), *map(str, descriptors)]
         return OsProcess(
             [sys.executable, "-P", "-m", program.module, *arguments],
@@ -148,6 +151,7 @@ class ChildProcess(ABC, Generic[M]):
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdout=partial(self._on_output, "stdout"),
             stderr=partial(self._on_output, "stderr"),
+            guard=guard,
             pass_fds=(connection, *descriptors),
         )
 

@@ -3,7 +3,8 @@
 Invariants:
 - on exit, the rest of its process group is killed before the pid can be reused;
 - all output written before the exit was delivered when `ended` is set;
-- it dies with the thread that started it (PR_SET_PDEATHSIG), so that must be the main thread.
+- it dies with the thread that started it (PR_SET_PDEATHSIG), so that must be the main thread;
+- the rest of its process group is killed when the worker is killed (`group_guard`).
 
 Not covered: a descendant that starts its own session (a daemon) is not killed.
 """
@@ -20,6 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from rota.model.attempt_codes import AttemptCode
+from rota.worker.processes.group_guard import ProcessGroupGuard
 
 POLL_INTERVAL_S: Final = 0.02
 READ_BYTES: Final = 256 * 1024
@@ -74,6 +78,7 @@ class OsProcess:
         env: Mapping[str, str],
         stdout: DataCallback,
         stderr: DataCallback,
+        guard: ProcessGroupGuard,
         pass_fds: Sequence[int] = (),
     ) -> None:
         """Raises OSError or ValueError if the process cannot be started."""
@@ -90,6 +95,8 @@ class OsProcess:
             bufsize=0,
             start_new_session=True,
         )
+        self._guard = guard
+        guard.add(self._child.pid)
         pipes = zip((self._child.stdout, self._child.stderr), (stdout, stderr), strict=True)
         self._readers = [DescriptorReader(_detach_descriptor(pipe), feed) for pipe, feed in pipes]
         self._loop = asyncio.get_running_loop()
@@ -139,6 +146,7 @@ class OsProcess:
         # It is still a zombie, so its pid and group cannot have been reused.
         self.kill()
         self._child.wait()
+        self._guard.discard(self.pid)
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -159,9 +167,9 @@ def _detach_descriptor(pipe: object) -> int:
 def describe_exit(status: int) -> tuple[str, str]:
     """Code and message for a failed process."""
     if status >= 0:
-        return "exit_status", f"It ended with exit status {status}."
+        return AttemptCode.EXIT_STATUS, f"It ended with exit status {status}."
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return "signal", f"It was ended by {name}."
+    return AttemptCode.SIGNAL, f"It was ended by {name}."

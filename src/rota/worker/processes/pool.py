@@ -16,15 +16,19 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from rota.worker.processes.child import ChildProcess
+from rota.worker.processes.group_guard import ProcessGroupGuard
 
 log = structlog.get_logger(__name__)
 P = TypeVar("P", bound=ChildProcess[Any])
 
 
 class ProcessPool(Generic[P]):
-    """`create` spawns a process. At most `idle_max` processes are idle and `starts_max` start at once."""
+    """`create` spawns a process under the guard that it is given.
 
-    def __init__(self, create: Callable[[], P], *, idle_max: int, starts_max: int) -> None:
+    At most `idle_max` processes are idle and `starts_max` start at once.
+    """
+
+    def __init__(self, create: Callable[[ProcessGroupGuard], P], *, idle_max: int, starts_max: int) -> None:
         self._create = create
         self._idle_max = idle_max
         self._starts_max = starts_max
@@ -32,6 +36,7 @@ class ProcessPool(Generic[P]):
         self._callers: deque[asyncio.Future[P]] = deque()
         self._starts: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._guard = ProcessGroupGuard()
 
     @property
     def idle(self) -> tuple[P, ...]:
@@ -77,6 +82,7 @@ class ProcessPool(Generic[P]):
             await asyncio.wait(starts)
         idle, self._idle = self._idle, []
         await asyncio.gather(*(child.close() for child in idle))
+        await self._guard.close()
 
     def _next_caller(self) -> asyncio.Future[P] | None:
         while self._callers:
@@ -110,7 +116,7 @@ class ProcessPool(Generic[P]):
             await self.release(child)
 
     async def _create_ready(self) -> P:
-        child = self._create()
+        child = self._create(self._guard)
         try:
             await child.wait_until_ready()
         except BaseException:

@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.worker.config import WorkerConfig
 from rota.worker.data.artifacts import INPUT_FILE_NAME, remove_tree
@@ -27,6 +28,7 @@ from rota.worker.frame_table import FrameTable
 from rota.worker.frames import AssignedBatch, RunningFrame
 from rota.worker.outcomes import redact_and_truncate
 from rota.worker.processes import launcher
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from rota.worker.processes.os_process import OsProcess
 from rota.worker.runners.environment import command_environment, frame_variables
 from rota.worker.runners.rlimits import CommandRlimits
@@ -43,6 +45,7 @@ class CommandRunner:
         self._payloads = payloads
         self._config = config
         self._running: set[asyncio.Task[None]] = set()
+        self._guard = ProcessGroupGuard()
 
     def add(self, batch: AssignedBatch) -> None:
         """Starts all frames: capacity was reserved for each on acceptance."""
@@ -58,6 +61,7 @@ class CommandRunner:
             task.cancel()
         if running:
             await asyncio.wait(running)
+        await self._guard.close()
 
     def _start(self, frame: RunningFrame) -> None:
         task = asyncio.create_task(self._run(frame), name="rota command")
@@ -73,13 +77,16 @@ class CommandRunner:
             self._frame_table.end(
                 frame,
                 AttemptResult(
-                    frame.token, AttemptStatus.FAILED, code="no_command", error=redact_and_truncate(str(error))
+                    frame.token,
+                    AttemptStatus.FAILED,
+                    code=AttemptCode.NO_COMMAND,
+                    error=redact_and_truncate(str(error)),
                 ),
             )
         except (OSError, ValueError) as error:
             sentence = redact_and_truncate(f"The command cannot be started: {error}.")
             self._frame_table.end(
-                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_command", error=sentence)
+                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code=AttemptCode.NO_COMMAND, error=sentence)
             )
         else:
             await self._wait_for_exit(frame, process)
@@ -131,6 +138,7 @@ class CommandRunner:
             env=env,
             stdout=partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),
             stderr=partial(self._frame_table.progress_reporter.write, frame.token, "stderr"),
+            guard=self._guard,
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from rota.infra.telemetry import metrics
+from rota.model.attempt_codes import AttemptCode
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.worker import outcomes
 from rota.worker.config import WorkerConfig
@@ -22,6 +23,7 @@ from rota.worker.data.payloads import Payloads
 from rota.worker.frame_table import FrameTable
 from rota.worker.frames import AssignedBatch, RunningFrame
 from rota.worker.processes.child import ChildProcess, ChildProgram, OutputStream, ProcessStartFailed
+from rota.worker.processes.group_guard import ProcessGroupGuard
 from rota.worker.processes.os_process import describe_exit
 from rota.worker.processes.pool import ProcessPool
 from rota.worker.progress_reporter import ProgressReporter
@@ -43,10 +45,15 @@ PROCESSES_STARTED = metrics.counter("rota_worker_processes_started", "Processes 
 class TaskProcess(ChildProcess[TaskProcessMessage]):
     """A child process and the frame it runs."""
 
-    def __init__(self, program: ChildProgram[TaskProcessMessage], progress_reporter: ProgressReporter) -> None:
+    def __init__(
+        self,
+        program: ChildProgram[TaskProcessMessage],
+        guard: ProcessGroupGuard,
+        progress_reporter: ProgressReporter,
+    ) -> None:
         self._progress_reporter = progress_reporter
         self._token: int | None = None
-        super().__init__(program)
+        super().__init__(program, guard)
         PROCESSES_STARTED.inc()
 
     async def start_frame(self, call: TaskProcessRequest) -> None:
@@ -81,7 +88,7 @@ class TaskProcessRunner:
             "task_process_decode_failed",
         )
         self._pool = ProcessPool(
-            lambda: TaskProcess(program, frame_table.progress_reporter),
+            lambda guard: TaskProcess(program, guard, frame_table.progress_reporter),
             idle_max=config.processes,
             starts_max=config.processes,
         )
@@ -159,7 +166,7 @@ class TaskProcessRunner:
         if (frame := self._start_next_frame()) is not None:
             reason = outcomes.redact_and_truncate(f"The task's process did not start: {problem}.")
             self._frame_table.end(
-                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code="no_process", error=reason)
+                frame, AttemptResult(frame.token, AttemptStatus.FAILED, code=AttemptCode.NO_PROCESS, error=reason)
             )
         return None
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.jobs.work import ProcessLimits, Work
 from rota.model.units import Mebibytes, format_memory
 from rota.worker.processes.os_process import describe_exit
@@ -33,10 +34,13 @@ class CommandRlimits:
         """Code and message for a failed command."""
         number = -status if status < 0 else status - SHELL_SIGNAL_BASE
         if number == signal.SIGXCPU and self.limits.cpu_s:
-            return "cpu_limit", f"The command exceeded its limit of {self.limits.cpu_s} s of CPU time per process."
+            return (
+                AttemptCode.CPU_LIMIT,
+                f"The command exceeded its limit of {self.limits.cpu_s} s of CPU time per process.",
+            )
         if number == signal.SIGXFSZ and self.limits.file_mb:
             return (
-                "file_limit",
+                AttemptCode.FILE_LIMIT,
                 f"The command wrote a file of more than {format_memory(Mebibytes(self.limits.file_mb))}.",
             )
         code, sentence = describe_exit(status)
