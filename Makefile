@@ -50,7 +50,7 @@ test-system: $(READY)  ## The suite on this machine's own PostgreSQL and redis-s
 soak: $(READY)  ## What takes hours: soaks, chaos, every property with its full number of examples.
 	@$(BIN)/python -m pytest -n 0 -m soak --timeout 3600 $(ARGS)
 	@ROTA_TEST_EFFORT=full $(BIN)/python -m pytest -n $(JOBS) --timeout 3600 tests/property tests/chaos \
-	  tests/integration/server/test_events.py tests/integration/server/test_schema.py tests/acceptance/test_pipeline.py $(ARGS)
+	  tests/integration/server/test_events.py tests/integration/server/test_schema.py tests/integration/engine/test_server_answers.py tests/acceptance/test_pipeline.py $(ARGS)
 
 models: $(READY)  ## Check the protocols in models/ with spin (a notice where it is absent).
 	@$(BIN)/python models/run.py $(ARGS)

@@ -5,8 +5,6 @@ none            completing counts nothing at all: the throughput the others are 
 ledger          a row appended by every batch; a fold per second of work is part of the time
 scan            no counters; exact counts add up the rows of entries, claims and closures
 scan_indexed    the same with covering indexes
-upsert          a row per lane and slot, updated by every batch
-upsert_striped  the same in 16 rows
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class Way:
 
     name: str
     mode: CounterMode
-    stripes: int = 1
     extra: Sequence[str] = ()
     batches_per_s: list[float] = field(default_factory=list)
     read_ms: list[float] = field(default_factory=list)
@@ -70,8 +67,6 @@ def ways() -> list[Way]:
         Way("ledger", "ledger"),
         Way("scan", "scan"),
         Way("scan_indexed", "scan", extra=indexes),
-        Way("upsert", "upsert"),
-        Way("upsert_striped", "upsert", stripes=16),
     ]
 
 
@@ -155,7 +150,7 @@ async def _rack(server: Server, template: str, way: Way) -> AsyncIterator[Rack]:
             await database.run(Query(name="bench", purpose="", text=text))
         queue = Queue(database)
         await queue.ensure_queue(QUEUE, shards=1, priorities=[5])
-        await queue.rebuild_counts(way.mode, way.stripes)
+        await queue.rebuild_counts(way.mode)
         await database.run(OWNER_ADD, OWNER, "bench")
         lane = await database.value(statement("SELECT lane_id FROM rota.queue_lanes"))
         yield Rack(way, database, lane)

@@ -26,6 +26,7 @@ from rota.agents.membership import AgentMembership
 from rota.agents.repository import AgentRepository
 from rota.agents.scheduler import AgentScheduler
 from rota.engine.admission.decision import AdmissionGate, AllowAll, DeferAll
+from rota.engine.admission.policy_call import kernel_timeout_s
 from rota.engine.backends import Backends
 from rota.engine.completion.publisher import CompletionPublisher
 from rota.engine.engine import Engine, store_target
@@ -196,7 +197,8 @@ class Replica:
         """The replica that ends a job also advances the run it belongs to."""
         engine, settings = self.engine, self.settings
         notifier = PublishedRuns(engine.events, RunEventPublisher(engine.event_publisher), mirror, engine.canceller)
-        sagas = Sagas(self.database, self.queue.dead_letters, notifier, self.kernel)
+        policy_timeout_s = kernel_timeout_s(self.settings.safety)
+        sagas = Sagas(self.database, self.queue.dead_letters, notifier, self.kernel, policy_timeout_s)
         transaction = AdvanceTransaction(engine.submitter, mirror.timers.definitions, sagas)
         executor = RunExecutor(self.database, transaction, notifier, workflow=settings.workflow, saga=settings.saga)
         engine.approver.subjects["step"] = transaction.approving

@@ -144,7 +144,7 @@ JobAlone = answer(
 Job = answer("Job", [JobAlone], artifacts=int, artifact_bytes=int)
 Ended = answer("Ended", [JobAlone], results=list[dict[str, Any]])
 Submitted = answer("Submitted", job=UUID, state=JobState | None, already=bool)
-Gate = answer("Gate", verdict=str, reason=str | None)
+Gate = answer("Gate", verdict=str, reason=str | None, because=str | None)
 DryRun = answer(
     "DryRun", already=UUID | None, gate=Gate, state=JobState, frames=int, starts=int, explained=JobExplanation
 )

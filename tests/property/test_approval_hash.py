@@ -88,8 +88,9 @@ async def test_approval_hash_is_independent_of_time_and_job_state(submitter, dat
     [before] = await hashes(submitter, [first])
     await database.run(sql("UPDATE rota.show SET str_name = 'renamed'"))
     await database.run(
-        sql("""UPDATE rota.job SET state = 'APPROVAL_REQUIRED', reason = 'x', ts_updated = now(), word = 7, asks = 3,
-               history = '[]', labels = coalesce(labels, '{}') || '{"approval_by": "ann", "Approval_x": "1"}'""")
+        sql("""UPDATE rota.job SET state = 'APPROVAL_REQUIRED', reason = 'approval_required', ts_updated = now(),
+               word = 7, asks = 3, history = '[]',
+               labels = coalesce(labels, '{}') || '{"approval_by": "ann", "Approval_x": "1"}'""")
     )
     [job] = [row["pk_job"] for row in await database.rows(sql("SELECT pk_job FROM rota.job"))]
     assert (await approvable_jobs(database, [job]))[job].hash == before

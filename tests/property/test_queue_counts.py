@@ -310,7 +310,7 @@ PARKED = sql(
 )
 DEFERRED = sql("SELECT job_id, frame, n FROM rota.deferred_jobs")
 SET_GENERATION = sql("UPDATE rota.queue_ring_rotations SET generation = $1")
-REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL, NULL)")
+REBUILD = sql("SELECT rota.queue_rebuild_counts(NULL)")
 
 
 # No shrinking: it takes minutes, and the steps of a failure say enough.

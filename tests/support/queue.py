@@ -17,7 +17,7 @@ EMPTY = "; ".join(
     [
         *(f"DELETE FROM rota.{table}" for table in TABLES),
         "INSERT INTO rota.queue_ring_rotations VALUES (7)",
-        "UPDATE rota.queue_storage SET counter_mode = 'ledger', counters_trusted = true, counter_stripes = 1",
+        "UPDATE rota.queue_storage SET counter_mode = 'ledger', counters_trusted = true",
     ]
 )
 

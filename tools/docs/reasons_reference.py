@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rota.model.attempt_codes import AttemptCode
 from rota.model.reasons import Reason, Tier
 
 _HEAD = """\
@@ -15,6 +16,11 @@ this page from the code; a test compares the two. Words in capitals are placehol
 
 Waiting reasons have tiers, and a higher tier is shown first: more capacity does not help a job that no pool may run.
 """
+
+_CODES = """\
+The code of one attempt of a frame, in `rota job show` and in the frames of the HTTP API. It is also the reason of the
+dead letter of a frame that failed for good. An attempt that the servers ended has a code of the tables above instead:
+`worker_lost`, `dispatch_timeout`, `running_timeout`, `cancelled`."""
 
 _TIERS = {
     Tier.MISCONFIGURED: "It can never start with the current configuration.",
@@ -35,7 +41,15 @@ def page() -> str:
     ends = [reason for reason in Reason if not reason.waits and reason is not Reason.ENDING]
     intro = "The reason ended something: an attempt to dispatch or to run, or the job."
     parts.append("\n".join(["## It ended", "", intro, "", *_table(ends), ""]))
+    parts.append("\n".join(["## An attempt failed", "", _CODES, "", *_codes(), ""]))
     return "\n".join(parts)
+
+
+def _codes() -> Iterator[str]:
+    yield "| code | meaning | then |"
+    yield "|---|---|---|"
+    for code in AttemptCode:
+        yield f"| `{code}` | {code.meaning} | {'dispatched again' if code.returned else 'retried, or failed'} |"
 
 
 def _table(reasons: Iterable[Reason]) -> Iterator[str]:

@@ -173,9 +173,13 @@ async def count_tombstones(on: Database | Transaction) -> dict[ShowId, int]:
     return {ShowId(row["pk_show"]): row["graves"] for row in await on.rows(TOMBSTONE_COUNTS)}
 
 
-async def prune_tombstones(on: Database | Transaction, most: int = 1000) -> int:
-    """Remove tombstones that a higher fence has made obsolete; returns how many."""
-    return await on.run(PRUNE_TOMBSTONES, most)
+async def prune_tombstones(on: Database | Transaction, most: int = 5000) -> int:
+    """Remove all tombstones that a higher fence has made obsolete, `most` at a time; returns how many."""
+    removed, after = 0, (UUID(int=0), -1, -1)
+    while (row := await on.row(PRUNE_TOMBSTONES, most, *after)) is not None:
+        removed += row["removed"]
+        after = (row["pk_show"], row["int_fence"], row["token_last"])
+    return removed
 
 
 async def page(

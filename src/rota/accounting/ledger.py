@@ -50,6 +50,7 @@ class DeclineReason(StrEnum):
     STALE_FENCE = "stale_fence"
     UNSEEDED = "unseeded"
     REDIS_OFF = "redis_off"
+    LOCKED = "locked"
     NOT_MANAGED = "not_managed"
     MANAGED = "managed"
     CAPPED = "capped"

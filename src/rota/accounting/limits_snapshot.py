@@ -79,7 +79,7 @@ async def read_limits_snapshot(
         return _build_snapshot(limits, used, managed=False, undecided=reason)
     reason, usage = (None, None) if by_rows else await _usage_from_redis(live, target.show, show["fence"], limits)
     if usage is None:
-        usage = await _usage_from_rows(database, target)
+        usage = await read_recorded_usage(database, target)
     return _build_snapshot(limits, usage, managed=True, undecided=reason)
 
 
@@ -99,7 +99,9 @@ async def _usage_from_redis(
     return None, {names[name]: each.usage or Usage() for name, each in found.items()}
 
 
-async def _usage_from_rows(database: Database, target: QuotaTarget) -> dict[QuotaKey, Usage]:
+async def read_recorded_usage(database: Database, target: QuotaTarget) -> dict[QuotaKey, Usage]:
+    """Usage by the record, the rows of `proc`; the live count in Redis is never below it, and above it while bookings
+    and releases are under way."""
     rows = await database.rows(USAGE_BY_ROWS, *msgspec.structs.astuple(target))
     used: dict[QuotaKey, Usage] = {(Level.SUBSCRIPTION, row["alloc"]): Usage(row["cores"], row["gpus"]) for row in rows}
     for level, each in zip(

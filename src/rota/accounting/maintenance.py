@@ -10,6 +10,8 @@
   managed;
 - *flush*, twice a second and in every replica: publishes releases that Redis missed while it was unavailable, and
   resolves those whose reply from PostgreSQL was lost;
+- *release_lost*, in every replica at its start and when another one has fallen silent, without waiting for an election:
+  releases in Redis what a dead server has ended in PostgreSQL; the leader repeats it with *recompute*;
 - *recalculate*, `accounting.recalculate_subs_interval`: rewrites the five tables of unmanaged shows from `SUM(proc)`.
 
 A lease elects the leader. Two concurrent leaders break nothing: every step checks the marker or fence it belongs to. An
@@ -54,6 +56,7 @@ TOMBSTONES = metrics.gauge("rota_accounting_graves", "Tombstones of released tok
 POLL_INTERVAL_S: Final = 1.0
 READY_POLL_INTERVAL_S: Final = 0.05
 FLUSH_INTERVAL_S: Final = 0.5
+RELEASE_RETRY_INTERVAL_S: Final = 1.0
 TOMBSTONES_MAX: Final = 100_000
 """Maximum tombstones of one fence; beyond it the fence of the show is raised, which makes them obsolete."""
 
@@ -85,12 +88,13 @@ class AccountingMaintenance(LeaderLoop):
             await self.accounting.release_lost()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leadership.serve(life))
-            flushing = tasks.create_task(self._flush_loop())
+            beside = [tasks.create_task(self._flush_loop()), tasks.create_task(self._release_lost_loop())]
             while not await self.all_seeded() and await life.pause(READY_POLL_INTERVAL_S):
                 pass
             life.ready()
             await life.until_draining()
-            flushing.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _flush_loop(self) -> None:
         """Runs in every replica: each holds its own unpublished releases."""
@@ -99,6 +103,18 @@ class AccountingMaintenance(LeaderLoop):
             await self.accounting.publisher.flush_pending()
             with contextlib.suppress(Unavailable):
                 await self.accounting.resolve_unknown_commits()
+
+    async def _release_lost_loop(self) -> None:
+        """Runs in every replica: the leader may be the one that has died."""
+        while True:
+            await self.accounting.server_left.wait()
+            self.accounting.server_left.clear()
+            try:
+                await self.accounting.release_lost()
+            except Unavailable as error:
+                log.warning("lost_release_deferred", reason=error.sentence)
+                self.accounting.server_left.set()
+                await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
     async def all_seeded(self) -> bool:
         return not await self.lagging_shows() if self.accounting.live else True
@@ -124,7 +140,7 @@ class AccountingMaintenance(LeaderLoop):
         if self.accounting.live:
             steps += [
                 LeaderStep("look", POLL_INTERVAL_S, self.seed_lagging_shows, wake=unseeded),
-                LeaderStep("release_lost", recompute_s, self.accounting.release_lost, wake=self.accounting.server_left),
+                LeaderStep("release_lost", recompute_s, self.accounting.release_lost),
                 LeaderStep("recompute", recompute_s, self.recompute, wake=self._seeded),
                 LeaderStep("limits", limits_s, self.reseed_limits, at_once=False),
             ]
@@ -199,8 +215,7 @@ class AccountingMaintenance(LeaderLoop):
         too_many = [show for show, count in tombstones.items() if count > TOMBSTONES_MAX]
         with contextlib.suppress(PostgresBusy):  # a locked show is tried again in the next round
             await show_isolation.for_each(too_many, self._raise_fence)
-        while await allocations.prune_tombstones(self.accounting.database):
-            pass
+        await allocations.prune_tombstones(self.accounting.database)
 
     async def _raise_fence(self, show: ShowId) -> int:
         await self.accounting.raise_fence(show)

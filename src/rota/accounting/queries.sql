@@ -229,14 +229,21 @@ FROM rota.proc_grave g JOIN rota.show s ON s.pk_show = g.pk_show AND s.int_fence
 GROUP BY g.pk_show
 
 -- name: proc_graves_prune
--- Remove at most $1 tombstones whose show was deleted or has a higher fence, which makes them obsolete.
-DELETE FROM rota.proc_grave
-WHERE (pk_show, int_fence, token_last) IN (
-  SELECT g.pk_show, g.int_fence, g.token_last
-  FROM rota.proc_grave g LEFT JOIN rota.show s ON s.pk_show = g.pk_show
-  WHERE s.pk_show IS NULL OR s.int_fence > g.int_fence
-  LIMIT $1
+-- Of the $1 tombstones after the key ($2, $3, $4), remove those that are obsolete: their show was deleted or has a higher
+-- fence. Returns the last key and the number of removed ones; no row after the last tombstone.
+-- Each tombstone is read once, however many are removed: a page starts behind the dead rows of the one before.
+WITH page AS MATERIALIZED (
+  SELECT g.pk_show, g.int_fence, g.token_last, g.ctid AS place FROM rota.proc_grave g
+  WHERE (g.pk_show, g.int_fence, g.token_last) > ($2::uuid, $3::bigint, $4::bigint)
+  ORDER BY g.pk_show, g.int_fence, g.token_last LIMIT $1::integer
+), removed AS (
+  DELETE FROM rota.proc_grave WHERE ctid = ANY (ARRAY(
+    SELECT p.place FROM page p LEFT JOIN rota.show s ON s.pk_show = p.pk_show
+    WHERE s.pk_show IS NULL OR s.int_fence > p.int_fence))
+  RETURNING 1
 )
+SELECT p.pk_show, p.int_fence, p.token_last, (SELECT count(*) FROM removed) AS removed
+FROM page p ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
 
 -- name: proc_insert
 -- Insert procs of show $1 booked under fence $2: the shapes shared by groups, the groups, then their token ranges.

@@ -51,6 +51,8 @@ NOTIFY_LIMITS_PUSHED = query(__package__, "limits_told")
 UNKNOWN_COMMIT_DELAY_S: Final = 2.0
 """Grace before resolving an unknown commit outcome: by then the transaction has usually ended."""
 UNKNOWN_COMMITS_MAX: Final = 1000
+SEEDED_ELSEWHERE_WITHIN_S: Final = 20.0
+SEEDED_POLL_INTERVAL_S: Final = 0.05
 DELETED_SHOW_FENCE: Final = 2**52
 """The fence of deleted shows, above all others."""
 _WRONG_LEDGER = frozenset({DeclineReason.MANAGED, DeclineReason.NOT_MANAGED})
@@ -74,8 +76,9 @@ class AccountingService:
         self.unseeded = asyncio.Event()
         """Set when a booking found a managed show that is not seeded in Redis."""
         self.server_left = asyncio.Event()
-        """Set when another server has died, perhaps between the end of frames in PostgreSQL and their release here."""
+        """Set when another server may have died, perhaps between the end of frames in PostgreSQL and in Redis."""
         self._clock = clock or SystemClock()
+        self.locked_shows = show_isolation.LockedShows(self._clock)
         self._remember_s = remember_s
         self._managed: dict[ShowId, bool] = {}
         self._read_at_s = float("-inf")
@@ -248,10 +251,18 @@ class AccountingService:
             await self._seed(show)
 
     async def _seed(self, show: Show) -> None:
-        """Seed the show unless it is seeded under its current fence: then the change was a no-op."""
+        """Seed the show unless it is seeded under its current fence: then the change was a no-op. Returns when Redis
+        keeps its accounts, also if another process seeds it."""
         assert self.live is not None
-        if not await self.live.is_seeded(show.id, show.fence):
-            await seed(self.live, show.id)
+        if await self.live.is_seeded(show.id, show.fence) or await seed(self.live, show.id):
+            return
+        deadline = self._clock.monotonic() + SEEDED_ELSEWHERE_WITHIN_S
+        while self._clock.monotonic() < deadline:
+            fence = (await self.managed_shows()).get(show.id)
+            if fence is None or await self.live.is_seeded(show.id, fence):
+                return
+            await self._clock.sleep(SEEDED_POLL_INTERVAL_S)
+        log.warning("seeding_unfinished", show=str(show.id), remedy="the accounting leader finishes it")
 
     def _request_seeding(self, show: ShowId) -> None:
         del show

@@ -31,7 +31,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -41,6 +40,7 @@ from rota.engine.admission import controller
 from rota.engine.admission.approvals import Approver
 from rota.engine.admission.controller import AdmissionController, gate_for
 from rota.engine.admission.pending_replayer import PendingReplayer
+from rota.engine.admission.policy_call import kernel_timeout_s
 from rota.engine.admission.precheck import AdmissionPrecheck
 from rota.engine.backends import Backends
 from rota.engine.cluster.membership import ClusterMembership
@@ -63,7 +63,7 @@ from rota.engine.outputs.async_scanner import OutputScanner
 from rota.engine.outputs.sync_check import SyncOutputChecker
 from rota.engine.queries.logs import LogWriter
 from rota.engine.recovery.dead_letter_recorder import DeadLetterRecorder
-from rota.engine.recovery.reconciler import EngineReconciler, silent_after_s
+from rota.engine.recovery.reconciler import EngineReconciler
 from rota.engine.recovery.retention import RetentionMaintenance
 from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmissionConsumer
 from rota.engine.submission.submitter import Submitter
@@ -73,7 +73,7 @@ from rota.infra.nats import BatchConsumer, BatchProcessor, ConsumerSpec, CoreMes
 from rota.infra.nats.batch_processor import BatchHandler
 from rota.infra.nats.topology import events_stream, streams, with_limits
 from rota.infra.service import Lifecycle, Service
-from rota.model.errors import InvalidInput, NatsUnavailable
+from rota.model.errors import InvalidInput, NatsUnavailable, TooLarge
 from rota.model.ids import ShowId
 from rota.model.policy.decision import Kernel
 from rota.model.protocol import RELEASED_SUBJECT, FramesReleased, decode, encode
@@ -103,9 +103,11 @@ class Engine:
         self.accounting, self.store, self.leases = backends.accounting, backends.store, backends.leases
         self.event_publisher, self.event_stream = EventPublisher(database, bus), EventStream(bus)
         self.events = PublishedEvents(self.event_publisher)
-        silent_s = silent_after_s(settings.worker.heartbeat_interval)
-        self.registry = WorkerRegistry(limits=settings.routing, ttl_s=max(settings.registry.worker_ttl, silent_s))
-        self.members = ClusterMembership(bus, self._members_changed, self.leases.owner)
+        database.unknown_outcome_listeners.append(self.event_publisher.report_unconfirmed)
+        self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
+        self.members = ClusterMembership(
+            bus, self.registry.set_ownership, self.accounting.server_left.set, self.leases.owner
+        )
         self.completions = CompletionPublisher(database, self.accounting, self.events)
         self.canceller = JobCanceller(database, bus, queue, self.completions)
         checker = self._build_output_checker(settings, output_checks[0]) if output_checks is not None else None
@@ -124,17 +126,20 @@ class Engine:
             self.finisher,
             self.release_capacity,
             settings.reconciler,
-            silent_s,
         )
         self.logs = LogWriter(database, bus)
         self.dead_letters = DeadLetterRecorder(bus, queue.dead_letters, self.events)
-        precheck = AdmissionPrecheck(database, kernel) if kernel is not None else None
+        policy_timeout_s = kernel_timeout_s(settings.safety)
+        precheck = (
+            AdmissionPrecheck(database, kernel, kernel_timeout_s=policy_timeout_s) if kernel is not None else None
+        )
         self.submitter = Submitter(database, self.events, gate=gate_for(kernel), ahead=precheck)
         self.bus_submissions = BusSubmissionConsumer(self.submitter, queue.dead_letters)
         self.admission = AdmissionController(
             database,
             self.completions,
             kernel,
+            kernel_timeout_s=policy_timeout_s,
             throttle_s=settings.scheduler.safety_throttle_delay,
             fail_open=lambda: effective_fail_mode(settings, kernel) == "open",
         )
@@ -166,10 +171,6 @@ class Engine:
 
     def _build_output_checker(self, settings: Settings, policy: OutputPolicySource) -> SyncOutputChecker:
         return SyncOutputChecker(policy, self.leases.owner, content_s=settings.output_policy.content_timeout)
-
-    def _members_changed(self, owns_worker: Callable[[UUID], bool]) -> None:
-        self.registry.set_ownership(owns_worker)
-        self.accounting.server_left.set()
 
     async def declare(self) -> None:
         """Create the streams and consumers that this replica needs."""
@@ -254,7 +255,7 @@ class Engine:
     async def _broadcast_releases(self) -> None:
         while True:
             release = await self._releases.get()
-            with suppress(NatsUnavailable):
+            with suppress(NatsUnavailable, TooLarge):
                 await self.bus.publish_core(RELEASED_SUBJECT, encode(release))
 
     async def _consume_releases(self, messages: asyncio.Queue[CoreMessage]) -> None:

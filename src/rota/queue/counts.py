@@ -8,7 +8,7 @@ import msgspec
 
 from rota.infra.postgres import Record
 
-CounterMode = Literal["ledger", "upsert", "scan"]
+CounterMode = Literal["ledger", "scan"]
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,8 @@ class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
     expire_s: float = 60.0
     slot_bytes: int = storage.SLOT_BYTES
     slot_age_s: float = storage.SLOT_AGE_S
+    prune_delay_s: float = 5.0
+    """How long ended frames of a slot are still known: their last logs arrive after their end."""
     failed_retention_s: float = 72 * 3600.0
 
 
@@ -70,6 +72,8 @@ class QueueMaintenance(LeaderLoop):
         self.intervals = intervals or MaintenanceIntervals()
         self._tombstone = tombstone
         self._next_warning_at = 0.0
+        self._ended_at: dict[int, float] = {}
+        """By slot: when all its frames were first seen to have ended."""
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
         every = self.intervals
@@ -114,8 +118,14 @@ class QueueMaintenance(LeaderLoop):
         return folded
 
     async def turn_ring(self, lease: Lease) -> str:
-        """Prune ended slots and open a new one if needed. Returns the outcome of the latter."""
-        for slot in await storage.prunable_slots(self.queue.database):
+        """Prune slots that ended a while ago and open a new one if needed. Returns the outcome of the latter."""
+        now = self.leases.clock.monotonic()
+        self._ended_at = {
+            slot: self._ended_at.get(slot, now) for slot in await storage.prunable_slots(self.queue.database)
+        }
+        for slot, ended_at in self._ended_at.items():
+            if now - ended_at < self.intervals.prune_delay_s:
+                continue
             async with self._fenced_transaction(lease) as tx:
                 pruned = await storage.prune(tx, slot)
                 failpoints.hit("queue.after_prune_before_commit")

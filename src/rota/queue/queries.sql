@@ -191,8 +191,8 @@ ON CONFLICT DO NOTHING
 UPDATE rota.queues SET paused = $2::boolean WHERE queue = $1::text
 
 -- name: rebuild
--- Rebuild all counts from the rows, and set the counter mode and stripes unless null.
-SELECT rota.queue_rebuild_counts($1::text, $2::int)
+-- Rebuild all counts from the rows, and set the counter mode unless null.
+SELECT rota.queue_rebuild_counts($1::text)
 
 -- name: retry
 -- End claimed positions and requeue their frames $3 seconds from now; $4: an attempt was used.

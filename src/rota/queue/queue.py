@@ -288,13 +288,11 @@ class Queue:
         await self._pause(queue, on, paused=False)
         await (on or self.database).value(WAKE, queue)
 
-    async def rebuild_counts(
-        self, mode: CounterMode | None = None, stripes: int | None = None, *, on: Transaction | None = None
-    ) -> None:
+    async def rebuild_counts(self, mode: CounterMode | None = None, *, on: Transaction | None = None) -> None:
         """Rebuild all counts from the rows and trust them; also changes the counter mode. Waits for writers."""
         if mode is not None and mode not in get_args(CounterMode):
-            raise InvalidInput(f"{mode!r} is not a valid counter mode: use ledger, upsert or scan.")
-        await (on or self.database).value(REBUILD, mode, stripes)
+            raise InvalidInput(f"{mode!r} is not a valid counter mode: use ledger or scan.")
+        await (on or self.database).value(REBUILD, mode)
 
     async def _ensure_lanes(self, lanes: set[tuple[str, int]]) -> None:
         for queue, priority in sorted(lanes - self._ensured_lanes):

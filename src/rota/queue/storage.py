@@ -54,7 +54,10 @@ class PinningSession(msgspec.Struct, frozen=True):
 
 
 async def fold(on: Transaction, *, pinned: bool) -> list[FoldResult]:
-    """Fold pending deltas into the counts; while old rows are pinned only merge deltas, which leaves no dead rows."""
+    """Fold pending deltas into the counts; while old rows are pinned only merge deltas, which leaves no dead rows.
+
+    `in use`: a session holds a lock on pinned deltas, so they stay as they are until the next pass.
+    """
     return [FoldResult(*row.values()) for row in await on.rows(FOLD, pinned)]
 
 

@@ -23,9 +23,10 @@ from rota.client.transport import FrameResult
 from rota.engine.completion.retry_decision import decide_retry
 from rota.engine.queries.jobs import JobHistoryEntry, JobView, Layer
 from rota.engine.resubmission.plan import RETRY_OF
+from rota.model.attempt_codes import AttemptCode
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, LayerId
-from rota.model.job_states import FrameState, JobState, worst_state
+from rota.model.job_states import RESCHEDULE_AFTER_S, FrameState, JobState, worst_state
 from rota.model.jobs.frame_ranges import FrameSet
 from rota.model.jobs.submission import decode_details
 from rota.model.jobs.validation import ValidatedLayer, ValidatedSubmission
@@ -110,6 +111,12 @@ class SimulatedJob:
             state = JobState.FAILED if self.plan.after_failed == "fail" else JobState.CANCELLED
             self.end(state, now_ms, Reason.JOB_BEFORE_FAILED.value)
         elif all(each.state.terminal for each in dependencies):
+            self.transition_to(JobState.SCHEDULED, now_ms)
+
+    def reschedule_if_idle(self, now_ms: int) -> None:
+        """Back to SCHEDULED when none of its frames runs or is due soon."""
+        soon_ms = now_ms + round(RESCHEDULE_AFTER_S * 1000)
+        if self.frames and not any(frame.taken or frame.due_ms < soon_ms for frame in self.frames):
             self.transition_to(JobState.SCHEDULED, now_ms)
 
     def frame_ended(self, frame: SimulatedFrame, state: FrameState, now_ms: int) -> None:
@@ -306,7 +313,7 @@ async def _call_task(
         return outcomes.unencodable_end(0, error)
     except OSError as error:
         return AttemptResult(
-            0, AttemptStatus.FAILED, code="artifact_missing", error=outcomes.redact_and_truncate(str(error))
+            0, AttemptStatus.FAILED, code=AttemptCode.ARTIFACT_MISSING, error=outcomes.redact_and_truncate(str(error))
         )
 
 
@@ -334,6 +341,7 @@ def apply_attempt_end(frame: SimulatedFrame, end: AttemptResult, now_ms: int, *,
         if ending.state == "RETRIED":
             frame.attempt += 1
             frame.due_ms = now_ms + (0 if at_once else round(ending.delay_s * 1000))
+            job.reschedule_if_idle(now_ms)
             return
         state, reason = FrameState(ending.state), ending.reason
     if state is not FrameState.SUCCEEDED or end.value is not None:
@@ -350,5 +358,6 @@ def apply_attempt_end(frame: SimulatedFrame, end: AttemptResult, now_ms: int, *,
             )
         )
     job.frame_ended(frame, state, now_ms)
+    job.reschedule_if_idle(now_ms)
     if state is not FrameState.SUCCEEDED and job.frames and _WORK_DECODER.decode(frame.plan.work).fail_fast:
         job.end(JobState.CANCELLED, now_ms, reason)

@@ -2,7 +2,7 @@
 
 A batch is one commit: a crash before it leaves nothing done, a crash after it leaves nothing to do. A rejected
 submission rolls back the whole batch; the retry goes run by run, each behind a savepoint, so that a bad run fails alone
-(`alone=True`).
+(`alone=True`). A run that cannot be advanced at all stops its jobs and ends as FAILED when they have ended.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from rota.workflow.run_context import (
     RunRow,
     contexts_from_inbox,
     for_each_results,
+    inbox_without_results,
     storable_text,
     write_arguments,
 )
@@ -156,11 +157,31 @@ class AdvanceTransaction:
                 if _is_transient(error):
                     raise
                 log.exception("run_advance_failed", run=str(run_rows[0]["pk_run"]))
-                context = RunContext.from_row(run_rows[0])
-                context.fail(INTERNAL_ERROR)
-                await self._write(tx, [context])
-                done.turns.append(context)
+                await self._abort(tx, run_rows, done)
         return done
+
+    async def _abort(self, tx: Transaction, rows: Sequence[Record], done: AdvanceResult) -> None:
+        """Stop the jobs of a run that cannot be advanced. It ends when they have ended, whose ends abort it again."""
+        context = RunContext.from_row(rows[0])
+        try:
+            async with tx.savepoint():
+                context.inbox = inbox_without_results(rows, await _partially_succeeded(tx, rows))
+                await self.sagas.record(tx, _joined_job_compensations([context], rows))
+                flows = await self.definitions.many({context.workflow}, tx)
+                version, flow = flows[context.workflow]
+                context.abort(flow, version, INTERNAL_ERROR)
+                await self._record_compensations(tx, [context], flows)
+                await self._cancel_jobs_and_runs(tx, [context], done)
+                await self._write(tx, [context])
+                await self.approving.request_and_withdraw(tx, [context])
+        except Exception as error:
+            if _is_transient(error):
+                raise
+            log.exception("run_abort_failed", run=str(context.run))
+            context.fail(INTERNAL_ERROR)
+            await self._cancel_jobs_and_runs(tx, [context], done)
+            await self._write(tx, [context])
+        done.turns.append(context)
 
     async def create_runs(
         self,
@@ -196,7 +217,7 @@ class AdvanceTransaction:
                 if not alone:
                     raise
                 log.exception("run_advance_failed", run=str(context.run))
-                context.fail(INTERNAL_ERROR)
+                context.abort(flow, version, INTERNAL_ERROR)
         children = await self._resolve_child_runs(tx, contexts, flows)
         await self._record_compensations(tx, contexts, flows)
         await self._cancel_jobs_and_runs(tx, contexts, done)

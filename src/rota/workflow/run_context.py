@@ -25,11 +25,12 @@ from rota.model.workflows.run_state import (
     RunState,
     RunStatus,
     SagaEnded,
+    StepState,
     TimerFired,
     Transition,
 )
 from rota.model.workflows.spec import WorkflowSpec
-from rota.model.workflows.state_machine import advance
+from rota.model.workflows.state_machine import abort, advance
 
 ERROR_MAX: Final = 2000
 _RUN_STATUS_DECODER = msgspec.msgpack.Decoder(RunStatus)
@@ -123,9 +124,22 @@ class RunContext:
         if self.flow is not None:
             self.now = _RUN_STATUS_DECODER.decode(self._steps)
         self.flow = flow
-        facts = RunInfo(self.run, flow.spec.name, version, self.input, self.actor, self.show_name)
         values = dict(self.values)
+        facts = self._info(flow, version)
         self.state, self.transition = advance(flow, self.now, facts, values, self.inbox, self.now_ms, self.refused)
+        self._continue_compensating()
+
+    def abort(self, flow: CompiledWorkflow, version: int, error: str) -> None:
+        """End a run that cannot be advanced: it stops what it runs, and ends when that has ended."""
+        self.now = _RUN_STATUS_DECODER.decode(self._steps)
+        self.flow = flow
+        self.state, self.transition = abort(flow, self.now, self._info(flow, version), self.inbox, self.now_ms, error)
+        self._continue_compensating()
+
+    def _info(self, flow: CompiledWorkflow, version: int) -> RunInfo:
+        return RunInfo(self.run, flow.spec.name, version, self.input, self.actor, self.show_name)
+
+    def _continue_compensating(self) -> None:
         if self.previous_state is RunState.COMPENSATING and not any(isinstance(news, SagaEnded) for news in self.inbox):
             self.start_compensating()
 
@@ -164,9 +178,13 @@ class RunContext:
             self.step_started(flow, ask.place, uuid4())
 
     def fail(self, error: str) -> None:
-        """End a run that cannot be advanced."""
+        """End a run that cannot even be aborted: without its definition, it stops what it runs and does not wait."""
         self.now = _RUN_STATUS_DECODER.decode(self._steps)
-        self.transition = Transition(happened=[HistoryEvent("failed", why=error)])
+        live = [step for step in self.now.steps if not step.state.ended]
+        works = [step.job for step in live if step.job is not None]
+        for step in live:
+            step.state, step.reason = StepState.CANCELLED, error
+        self.transition = Transition(stops=works, stop_runs=works, happened=[HistoryEvent("failed", why=error)])
         self.now.error, self.state = error, RunState.FAILED
 
 
@@ -186,6 +204,23 @@ def contexts_from_inbox(
             contexts.append(RunContext.from_row(row))
         contexts[-1].inbox.append(_inbox_message(row, mapped, outputs, partly))
     return contexts
+
+
+def inbox_without_results(rows: Sequence[Record], partly: Collection[UUID]) -> list[InboxMessage]:
+    """The inbox of one run whose results cannot be read: only what has ended, and how."""
+    messages: list[InboxMessage] = []
+    for row in rows:
+        match row["kind"]:
+            case "job":
+                job, state = row["pk_job"], JobState(row["ended_as"])
+                messages.append(JobEnded(job, state, partly=job in partly))
+            case "run":
+                messages.append(ChildRunEnded(row["pk_job"], RunState(row["ended_as"])))
+            case "approval":
+                messages.append(ApprovalDecided(row["pk_job"], ApprovalState(row["ended_as"])))
+            case "saga":
+                messages.append(SagaEnded())
+    return messages
 
 
 def _inbox_message(

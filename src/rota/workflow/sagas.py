@@ -22,8 +22,8 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from rota.engine.admission.controller import KERNEL_TIMEOUT_S, gate_for
-from rota.engine.admission.policy_call import query_kernel
+from rota.engine.admission.controller import gate_for
+from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, query_kernel
 from rota.engine.events.sink import DiscardedEvents
 from rota.engine.queries.jobs import JobQueries, JobView
 from rota.engine.submission.submitter import Submitter
@@ -106,12 +106,18 @@ class SagaPassResult(msgspec.Struct):
 
 class Sagas:
     def __init__(
-        self, database: Database, dead_letters: DeadLetterQueue, notifier: RunNotifier, kernel: Kernel | None = None
+        self,
+        database: Database,
+        dead_letters: DeadLetterQueue,
+        notifier: RunNotifier,
+        kernel: Kernel | None = None,
+        kernel_timeout_s: float = KERNEL_TIMEOUT_S,
     ) -> None:
         self.database = database
         self.dead_letters = dead_letters
         self.kernel = kernel
         """Consulted before each compensation: a denied one is skipped; admission decides about the others."""
+        self._kernel_timeout_s = kernel_timeout_s
         self._notifier = notifier
         self._submitter = Submitter(database, DiscardedEvents(), gate=gate_for(kernel))
         """Writes in our transactions; `saga_pass_ended` publishes what it wrote."""
@@ -241,7 +247,7 @@ class Sagas:
             [JobId(row["pk_job"]) for row, _ in due], [input_of_submission(plan) for plan in plans]
         )
         try:
-            decisions = await query_kernel(self.kernel, grouped.questions, KERNEL_TIMEOUT_S)
+            decisions = await query_kernel(self.kernel, grouped.questions, self._kernel_timeout_s)
         except Unavailable as error:
             log.warning("compensation_policy_unavailable", sagas=len(due), because=error.sentence)
             return list(due)

@@ -289,7 +289,7 @@ async def test_up_continues_when_its_output_is_closed(rota):
     assert await process.wait() == 0
 
 
-def test_down_does_not_signal_an_unrelated_process(tmp_path, monkeypatch):
+def test_down_waits_for_the_drain_timeout_and_does_not_signal_an_unrelated_process(tmp_path, monkeypatch):
     from rota.cli.local import up
     from rota.local.datadir import DataDirOwner
     from rota.model.settings import Settings
@@ -299,10 +299,11 @@ def test_down_does_not_signal_an_unrelated_process(tmp_path, monkeypatch):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, msgspec.json.encode(DataDirOwner(other_process.pid, started="1")))
-        monkeypatch.setattr(up, "STOP_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(up, "STOP_MARGIN_S", 0.1)
         monkeypatch.setattr(up, "data_dir", lambda _settings: tmp_path)
-        with pytest.raises(DataDirInUse, match="still in use"):
-            up.down(Settings())
+        service = msgspec.structs.replace(Settings().service, drain_timeout=0.9)
+        with pytest.raises(DataDirInUse, match=r"still in use by .* after 1 s"):
+            up.down(msgspec.structs.replace(Settings(), service=service))
         assert other_process.poll() is None
     finally:
         os.close(lock)

@@ -12,6 +12,9 @@ from rota.cli.core.exit_codes import ExitCode
 from rota.cli.core.output import make_table, shorten_ids
 from rota.cli.jobs.logs import LogTail
 from rota.cli.jobs.watch import JobProgressDisplay, layer_bar
+from rota.engine.queries.log_cursor import FrameLogStream, LogCursor
+from rota.engine.queries.logs import LogReader
+from rota.policy import enabled_flag
 from tests.support.commands import Terminal, rows
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
@@ -20,7 +23,8 @@ from tests.support.waiting import until
 ROW_COUNT = sql("""
 SELECT (SELECT count(*) FROM rota.job) + (SELECT count(*) FROM rota.job_done) + (SELECT count(*) FROM rota.queues)
      + (SELECT count(*) FROM rota.outbox) + (SELECT count(*) FROM rota.idempotency_key)
-     + (SELECT count(*) FROM rota.audit) + (SELECT count(*) FROM rota.placement_class)""")
+     + (SELECT count(*) FROM rota.audit) + (SELECT count(*) FROM rota.placement_class)
+     + (SELECT count(*) FROM rota.policy_word)""")
 
 
 @pytest.fixture
@@ -147,14 +151,53 @@ def test_shorten_ids_keeps_ids_distinguishable():
     assert shorten_ids(ids[:1]) == ["01a1dfe3-7ca2"]
 
 
+POLICY = """
+rules:
+  - {id: risky, match: {topics: [danger]}, decision: deny, reason: nothing is deleted here}
+  - {id: costly, match: {topics: [night]}, decision: require_approval, reason: nights are expensive}
+  - {id: busy, match: {topics: [limited]}, decision: throttle, velocity: {max_requests: 1, window: 1min, key: tenant}}
+  - {id: all, decision: allow}
+"""
+
+
+@pytest.mark.parametrize(
+    ("topic", "verdict", "state", "because"),
+    [
+        ("danger", "deny", "DENIED", "rule risky: nothing is deleted here"),
+        ("night", "require_approval", "APPROVAL_REQUIRED", "rule costly: nights are expensive"),
+        ("limited", "allow", "SCHEDULED", "unless the velocity limit busy is reached"),
+        ("noop", "allow", "SCHEDULED", None),
+    ],
+)
+async def test_dry_run_tells_what_the_policy_would_decide_and_writes_nothing(
+    farm, cli, tmp_path, monkeypatch, topic, verdict, state, because
+):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    monkeypatch.setenv("ROTA_POLICY_FILE", str(tmp_path / "policy.yaml"))
+    before = await farm.database.value(ROW_COUNT)
+    data = json.loads(await cli.out(f"submit noop --topic {topic} --dry-run --json"))
+    assert (data["gate"]["verdict"], data["state"], data["gate"]["because"]) == (verdict, state, because)
+    text = await cli.out(f"submit noop --topic {topic} --dry-run")
+    assert (because or "policy: allowed") in text
+    assert ("It would end as DENIED and run nothing." in text) == (verdict == "deny")
+    assert await farm.database.value(ROW_COUNT) == before
+
+
+async def test_dry_run_without_the_policy_of_the_servers_says_that_the_decision_is_pending(farm, cli):
+    await enabled_flag.set_enabled(farm.database, asks=True)
+    data = json.loads(await cli.out("submit noop --dry-run --json"))
+    assert (data["gate"]["verdict"], data["state"]) == ("wait", "PENDING")
+
+
 async def test_job_logs_follow_until_the_job_ends(farm, cli, tmp_path):
     """The job waits until its first line was read, so the line arrived before the job ended."""
     await farm.worker()
     flag = tmp_path / "seen"
     script = f"echo first; while ! test -e {flag}; do :; done; echo last"
     data = json.loads((await cli(["submit", "--json", "--", "sh", "-c", script])).out)
-    logs, job = LogTail(farm.jobs, None, None, ("stdout",)), UUID(data["job"])
-    assert [piece.data for piece in await until(lambda: logs.read_new(job))] == [b"first\n"]
+    job = UUID(data["job"])
+    logs = LogTail([LogCursor(LogReader(farm.database), FrameLogStream(job, None, None, None, "stdout"))])
+    assert [piece.data for piece in await until(logs.read_new)] == [b"first\n"]
     flag.touch()
     assert await cli.out(f"job logs {job} -f") == "first\nlast\n"
     pieces = [json.loads(line) for line in (await cli.out(f"job logs {job} -f --json")).splitlines()]

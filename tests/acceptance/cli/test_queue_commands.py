@@ -141,11 +141,11 @@ async def test_rebuild_counts_repairs_drift_and_sets_the_mode(cli, queue, dispat
     assert printed.startswith("Rebuilt the counts of 1 queue in ")
     assert printed.endswith("; the counter mode is ledger, and the counters are trusted.\n")
     assert (await agreed(database))["film"]["completed"] == 4
-    monkeypatch.setenv("ROTA_QUEUE_COUNTER_MODE", "upsert")
-    assert "queue.counter_mode is upsert: `rota queue rebuild-counts`" in await cli.out("queue storage")
-    assert "the counter mode is upsert (was ledger)" in await cli.out("queue rebuild-counts")
     monkeypatch.setenv("ROTA_QUEUE_COUNTER_MODE", "scan")
-    assert "Counters are off (was upsert)" in await cli.out("queue rebuild-counts")
+    assert "queue.counter_mode is scan: `rota queue rebuild-counts`" in await cli.out("queue storage")
+    assert "Counters are off (was ledger)" in await cli.out("queue rebuild-counts")
+    monkeypatch.setenv("ROTA_QUEUE_COUNTER_MODE", "ledger")
+    assert "the counter mode is ledger (was scan)" in await cli.out("queue rebuild-counts")
     assert (await database.rows(AUDIT))[-1]["action"] == "queue.rebuild_counts"
 
 

@@ -5,6 +5,7 @@
 | a release is not published | Redis counts too much | its publisher; one reconciliation, without grace |
 | the reply of a release is lost | Redis counts too much | a check of tombstones; one reconciliation, without grace |
 | a booker crashes between script and insert | Redis counts too much | tombstones for its claims; one reconciliation |
+| PostgreSQL answers that it cannot insert now | nothing | no repair is needed |
 | a rollback is not published | Redis counts too much | its publisher; one reconciliation, after the grace |
 | a booker crashes after the insert, before its reply | nothing | the caller, by a retry |
 | a lowered cap is not pushed to Redis | nothing: PostgreSQL refuses | the next booking |
@@ -15,26 +16,34 @@
 | a process does not publish | Redis counts too much | one reconciliation, without grace |
 """
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 from structlog.testing import capture_logs
 
-from rota.accounting import allocations
+from rota.accounting import allocations, service
 from rota.accounting.ledger import DeclineReason
-from rota.accounting.live import reconcile
+from rota.accounting.live import reader as live_reader
+from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.release_publisher import FAILED, MISCONFIGURED
 from rota.accounting.service import UNKNOWN_COMMIT_DELAY_S, AccountingService
 from rota.infra import failpoints
 from rota.infra.clock import SystemClock
 from rota.infra.redis import RedisTarget, connect
-from rota.model.errors import RedisUnavailable
+from rota.model.errors import PostgresBusy, RedisUnavailable
 from rota.model.quota import Level, Refusal, Resource
 from rota.runtime import tombstone_unbooked
-from tests.contract.ledger_suite import outcome_of
+from tests.contract.ledger_suite import outcome_of, sql
 from tests.integration.accounting.accounting_support import ShowQuota, crash, paused_at
 
 HOURS_S = 36_000.0
+ENDED_JOBS = sql("""
+WITH jobs AS (
+  INSERT INTO rota.job_resource (pk_job, pk_show)
+  SELECT gen_random_uuid(), $1::uuid FROM generate_series(1, $2::integer) RETURNING pk_job
+)
+INSERT INTO rota.layer_resource (pk_layer, pk_job, pk_show) SELECT gen_random_uuid(), pk_job, $1::uuid FROM jobs""")
 FULL = Refusal(Level.SUBSCRIPTION, Resource.CORES, 600, 600, 100)
 
 
@@ -333,6 +342,34 @@ async def test_booking_in_flight_when_its_show_leaves_redis_is_booked_in_the_tab
     assert await quota.over_cap() == []
 
 
+async def test_flip_to_redis_writes_no_hashes_of_ended_jobs(quota):
+    await quota.flip(False)
+    await quota.database.run(ENDED_JOBS, quota.show, 500)
+    await quota.book([1])
+    await quota.flip(True)
+    names = await live_reader.names_in_use(quota.live.client, quota.live.keys.show_keys(str(quota.show)))
+    assert len(names) < 10
+    assert (await quota.book([2])).booked == [2]
+    assert await quota.agrees()
+
+
+async def test_flip_to_redis_that_another_process_seeds_answers_when_the_show_can_be_booked(quota, monkeypatch):
+    await quota.flip(False)
+    superseded = asyncio.Event()
+
+    async def seed(*_args):
+        superseded.set()
+
+    monkeypatch.setattr(service, "seed", seed)
+    flip = asyncio.create_task(quota.flip(True))
+    await superseded.wait()
+    done, _ = await asyncio.wait({flip}, timeout=4 * service.SEEDED_POLL_INTERVAL_S)
+    assert not done, "it must not answer before the show can be booked"
+    await seeding.seed(quota.live, quota.show)
+    await flip
+    assert (await quota.book([1])).booked == [1]
+
+
 async def test_release_in_flight_when_its_show_leaves_redis_is_applied_once(quota):
     await quota.book(range(6))
     deleted = await allocations.delete(quota.database, quota.show, [0, 1])
@@ -433,3 +470,22 @@ async def test_superseded_reconciliation_does_not_use_the_others_shadow(quota, m
     await overtaking.aclose()
     assert second.result().clean
     assert await quota.agrees()
+
+
+@pytest.mark.parametrize("known", [[], [1]], ids=["new tokens", "one token of an earlier call"])
+async def test_release_lost_by_an_insert_that_postgres_refused_is_made_up_for(quota, monkeypatch, known):
+    """A lock timeout, a deadlock or a full disk: PostgreSQL answers that it inserted nothing."""
+    if known:
+        await quota.book(known)
+
+    async def refused(*_call):
+        raise PostgresBusy("could not extend file: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(allocations, "insert", refused)
+        with pytest.raises(PostgresBusy):
+            await quota.book([1, 2, 3])
+    assert await quota.count() == str(len(known)), "the refused frames count against the quota"
+    assert await quota.agrees()
+    again = await quota.book([1, 2, 3])
+    assert sorted([*again.booked, *again.already]) == [1, 2, 3]

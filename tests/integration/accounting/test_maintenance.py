@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
@@ -260,6 +261,25 @@ async def test_any_number_of_obsolete_tombstones_is_pruned_in_one_round(quota):
     await quota.database.run(OLD_TOMBSTONES, quota.show, 101_000)
     await quota.maintenance().prune_tombstones()
     assert await quota.database.value(TOMBSTONES) == 0
+
+
+def nodes(plan):
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+async def test_prune_of_obsolete_tombstones_reads_each_of_them_once(quota):
+    """A page that read the table from its start would read all rows that the pages before it have deleted."""
+    await quota.database.run(OLD_TOMBSTONES, quota.show, 20_000)
+    await quota.database.run(sql("ANALYZE rota.proc_grave"))
+    async with quota.database.transaction() as tx:
+        await tx.run(sql("SET LOCAL plan_cache_mode = force_generic_plan"))
+        statement = await tx.connection.prepare(allocations.PRUNE_TOMBSTONES.text)
+        [plan] = await statement.explain(5000, UUID(int=0), -1, -1)
+    reads = [each["Node Type"] for each in nodes(plan["Plan"]) if each.get("Relation Name") == "proc_grave"]
+    assert sorted(set(reads) - {"ModifyTable"}) == ["Index Scan", "Tid Scan"]
+    assert await allocations.prune_tombstones(quota.database, most=3000) == 20_000
 
 
 async def lose_releases(quota, tokens):

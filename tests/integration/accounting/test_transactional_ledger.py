@@ -23,6 +23,9 @@ HOLD = sql("SELECT 1 FROM rota.point WHERE pk_show = $1 FOR UPDATE")
 HOLD_SHOW = sql("SELECT rota.show_shared($1)")
 BOOK = query("rota.accounting", "ledger_book")
 ROWS = sql("SELECT (SELECT count(*) FROM rota.job_resource) + (SELECT count(*) FROM rota.layer_resource)")
+FENCE = sql("SELECT int_fence FROM rota.show WHERE pk_show = $1::uuid")
+CAPPED = [sql(f"UPDATE rota.{table}_resource SET int_max_cores = 100000") for table in ("job", "layer")]
+"""So that a flip to Redis keeps the rows."""
 DAMAGE = sql(
     "WITH a AS (UPDATE rota.subscription SET int_cores = 77777), b AS (UPDATE rota.layer_resource SET int_gpus = 5)"
     " UPDATE rota.point SET int_cores = 0"
@@ -135,10 +138,13 @@ async def test_recompute_deletes_unused_default_rows_of_jobs_and_layers(quota):
 
 
 async def test_refresh_writes_the_usage_of_a_managed_show_and_adds_no_rows(quota):
+    for capped in CAPPED:
+        await quota.database.run(capped)
     await flip(quota, True)
     job, layer = uuid4(), uuid4()
+    fence = await quota.database.value(FENCE, quota.show)
     await allocations.insert(
-        quota.database, quota.show, 2, [quota.group([1, 2], gpus=1), quota.group([3], job=job, layer=layer)]
+        quota.database, quota.show, fence, [quota.group([1, 2], gpus=1), quota.group([3], job=job, layer=layer)]
     )
     assert await quota.ledger.refresh_managed_tables(quota.show) == dict.fromkeys(Level, 1)
     counted = await quota.counted()

@@ -11,6 +11,7 @@ from rota.engine.completion.publisher import LATE_ENDS
 from rota.engine.completion.report_consumer import INVALID_MESSAGES, RANGE_TOKENS_MAX, TOKENS_MAX
 from rota.engine.completion.retry_decision import WORKER_LOST, decide_retry_after_loss
 from rota.infra.nats import BusMessage
+from rota.model import heartbeats
 from rota.model.errors import RotaError
 from rota.model.jobs.submission import RetrySpec
 from rota.model.jobs.work import Work
@@ -417,9 +418,9 @@ async def test_misbehaving_tasks_harm_only_their_own_frames(cluster, spawn, tmp_
     assert not _leftover_processes()
 
 
-async def test_frame_that_kills_worker_after_worker_fails_without_its_neighbour(cluster, spawn, tmp_path):
+async def test_frame_that_kills_worker_after_worker_fails_without_its_neighbour(cluster, spawn, tmp_path, monkeypatch):
     cluster.replica.engine.finisher._pace = SchedulerSettings(max_worker_losses=1)
-    cluster.replica.engine.recovery._silent_s = 1.0
+    monkeypatch.setattr(heartbeats, "SILENT_MIN_S", 1.0)
     first = await MisbehavingWorker.start(cluster, spawn, tmp_path, "first")
     neighbour = await cluster.submit("naps", 2.0, layer={"retries": RetrySpec(lost=5)})
     await until(lambda: cluster.database.value(BOOKED), what="the neighbour to be booked")

@@ -16,7 +16,7 @@ from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until
 
-OFTEN = sql("UPDATE rota.job SET dispatch_failures = 32000, ts_updated = now() - interval '10 minutes 30 seconds'")
+OFTEN = sql("UPDATE rota.job SET dispatch_failures = 32000, ts_dispatch_retry = now() + make_interval(secs => $1)")
 
 
 @pytest.fixture
@@ -150,16 +150,17 @@ async def test_unpublishable_frames_are_retried_as_configured_and_then_dead_lett
         job = await cluster.submit("noop", frames=5)
         assert await cluster.ended(job) == "FAILED"
         assert [dead_letter.reason for dead_letter in await queue.dead_letters.find(DeadLetterFilter())] == [
-            "max_scheduling_retries"
+            "dispatch_failed"
         ] * 5
+        assert (await cluster.done(job))["reason"] == "dispatch_failed"
         assert sorted(set(pauses)) == [0.01, 0.02, 0.03]
 
 
 async def test_dispatch_failures_are_counted_once_per_pause(cluster):
     job = await cluster.submit("noop")
-    await cluster.database.run(OFTEN)
-    for longest_s, failures in ((3600.0, 32000), (300.0, 32001)):
-        [row] = await cluster.database.rows(DISPATCH_FAILED, [job], "publish_failed", 1.0, longest_s)
+    for retry_in_s, failures in ((60.0, 32000), (-60.0, 32001), (-700.0, 1)):
+        await cluster.database.run(OFTEN, retry_in_s)
+        [row] = await cluster.database.rows(DISPATCH_FAILED, [job], "publish_failed", 1.0, 300.0, 10**6)
         assert row["dispatch_failures"] == failures
     await cluster.worker()
     assert await cluster.ended(job) == "SUCCEEDED"

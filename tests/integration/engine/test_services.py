@@ -1,5 +1,6 @@
 """Smaller services of a replica on a real bus: submissions, the gate, dead letters, logs, pools file, limits."""
 
+import asyncio
 import json
 
 import msgspec
@@ -9,7 +10,7 @@ from rota import runtime
 from rota.accounting.audit import audit
 from rota.accounting.live import reader as live_reader
 from rota.accounting.live import script_args
-from rota.engine.admission import controller
+from rota.engine.admission import controller, policy_call
 from rota.engine.completion import report_consumer
 from rota.engine.queries.logs import LogReader
 from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC
@@ -18,6 +19,7 @@ from rota.infra.nats import BusMessage, ConsumerSpec
 from rota.model.jobs.submission import LayerSpec, Submission
 from rota.model.protocol import RESULT_SUBJECT, SUBMIT_SUBJECT
 from rota.model.quota import Level
+from rota.model.settings import Settings
 from rota.queue import DeadLetterFilter
 from rota.runtime import Replica
 from tests.integration.infra.nats_support import consumer_info, delete_stream
@@ -151,6 +153,33 @@ async def test_bus_consumers_use_the_configured_limits(database_url, redis_url, 
             [service] = [each for each in cluster.replica.supervisor.services if each.name == name]
             consumer = service._run.__self__
             assert (consumer._spec.max_deliver, consumer._processor._dead_letter_retry_s) == (9, nats.nak_delay)
+
+
+class SlowKernel(Table):
+    """Answers after `take_s`."""
+
+    take_s = 0.2
+
+    async def check(self, questions):
+        await asyncio.sleep(self.take_s)
+        return await super().check(questions)
+
+
+async def test_policy_call_may_take_as_long_as_the_safety_timeout(
+    database_url, redis_url, nats_url, bus_prefix, monkeypatch
+):
+    kernel = SlowKernel()
+    monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
+    monkeypatch.setattr(policy_call, "KERNEL_MARGIN_S", 0.0)
+    for timeout_s, state in ((0.05, "PENDING"), (10.0, "SCHEDULED")):
+        safety = msgspec.structs.replace(Settings().safety, timeout=timeout_s)
+        async with Farm(database_url, redis_url, nats_url, bus_prefix, safety=safety) as cluster:
+            if timeout_s < 1.0:
+                await cluster.show()
+            [submitted] = await cluster.replica.engine.submitter.submit(
+                [Submission(show="film", layers=(LayerSpec(task="noop", frames=1),))]
+            )
+            assert submitted.state == state
 
 
 async def test_caps_of_an_ended_job_are_deleted_from_postgres_and_redis(cluster):

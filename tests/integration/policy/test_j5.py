@@ -72,8 +72,7 @@ class UnreliableKernel:
 def kernel(monkeypatch):
     kernel = UnreliableKernel()
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
-    monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("rota.engine.admission.precheck.KERNEL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rota.engine.engine.kernel_timeout_s", lambda _safety: 0.2)
     monkeypatch.setattr("rota.engine.admission.precheck.COOL_DOWN_S", 0.0)
     return kernel
 

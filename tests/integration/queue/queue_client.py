@@ -78,7 +78,9 @@ async def run_maintenance(queue, owner, lease, leases):
     async def tombstone(tokens):
         return set(tokens)
 
-    maintenance = QueueMaintenance(queue, leases, tombstone, MaintenanceIntervals(slot_bytes=1, failed_retention_s=0.0))
+    maintenance = QueueMaintenance(
+        queue, leases, tombstone, MaintenanceIntervals(slot_bytes=1, prune_delay_s=0.0, failed_retention_s=0.0)
+    )
     await queue.pause("slow")
     for number in range(8):
         await maintenance.promote(lease)

@@ -92,7 +92,7 @@ async def test_producer_in_an_open_transaction_delays_no_other(queue, database, 
         tokens = await dispatcher.tokens()
         assert len(tokens) == 2
         await queue.retry(tokens, 0.0)
-        leader = await Leader.of(queue, MaintenanceIntervals(slot_bytes=1))
+        leader = await Leader.of(queue, MaintenanceIntervals(slot_bytes=1, prune_delay_s=0.0))
         assert await leader.promote() == 2
         await queue.complete(await dispatcher.tokens())
         await leader.fold()
@@ -172,7 +172,7 @@ class StressRun:
             await asyncio.sleep(0.02)
 
     async def run_maintenance(self):
-        leader = await Leader.of(self.queue, MaintenanceIntervals(slot_bytes=8192))
+        leader = await Leader.of(self.queue, MaintenanceIntervals(slot_bytes=8192, prune_delay_s=0.0))
         while not self.done.is_set():
             await leader.promote()
             await leader.fold()

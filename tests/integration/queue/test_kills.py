@@ -38,7 +38,7 @@ async def test_crash_or_lost_reply_at_any_failpoint_loses_and_duplicates_nothing
 async def finish_everything(database):
     """A new leader and dispatcher take over; nothing was booked, so all claims of the dead dispatcher return."""
     queue = Queue(database)
-    leader = await Leader.of(queue, MaintenanceIntervals(slot_bytes=1))
+    leader = await Leader.of(queue, MaintenanceIntervals(slot_bytes=1, prune_delay_s=0.0))
     await leader.return_orphans()
     dispatcher = await Dispatcher(database).enlisted()
     for _ in range(3):

@@ -36,7 +36,7 @@ Counts
 | | maintenance: counter_modes_give_equal_counts |
 | failed frames: kept for their retention, counted afterwards | failed_frames_are_kept_and_moved_once |
 | | maintenance: failed_frames_past_retention... |
-| stripes and shards | maintenance: counter_modes_give_equal_counts; reduced_shards_apply... |
+| modes and shards | maintenance: counter_modes_give_equal_counts; reduced_shards_apply... |
 | an idle queue is not written to, a lap leaves nothing | maintenance: maintenance_of_an_idle_queue... |
 | | maintenance: ring_rotations_keep_one_lap; soak |
 | more frames than 32 bits count | maintenance: largest_queue_is_counted... |

@@ -41,7 +41,7 @@ async def dispatcher(database):
 
 @pytest.fixture
 async def leader(queue):
-    return await Leader.of(queue, MaintenanceIntervals(slot_bytes=1))
+    return await Leader.of(queue, MaintenanceIntervals(slot_bytes=1, prune_delay_s=0.0))
 
 
 async def blocked(database, call):

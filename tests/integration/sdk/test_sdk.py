@@ -31,9 +31,17 @@ from rota.server.http.middleware.rate_limit import REQUESTS_WAITING
 from tests.support import replica_and_worker as worker_support
 from tests.support import sdk_tasks
 from tests.support.api import Api
+from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.tracing import recording
 from tests.support.waiting import until
+
+LOSE_BYTES = sql("""
+WITH before AS (UPDATE rota.frame_log SET last = false WHERE last
+                AND stream IN (SELECT stream FROM rota.frame_log WHERE length(data) > 0) RETURNING *)
+INSERT INTO rota.frame_log (pk_layer, frame, attempt, token, stream, at, data, last)
+SELECT pk_layer, frame, attempt, token, stream, at + length(data) + $1::bigint, $2::bytea, true FROM before""")
+"""The streams go on with data $2 after $1 lost bytes."""
 
 
 class Shot(msgspec.Struct):
@@ -199,6 +207,16 @@ async def test_log_is_followed_to_its_end(farm, app):
     assert "".join([piece async for piece in job.logs(0)]) == text
     with pytest.raises(InvalidInput):
         await anext(job.logs(layer="nobody"))
+
+
+async def test_followed_log_repeats_no_bytes_after_a_gap(farm, app):
+    hanging("h").set()
+    job = await talk.submit("h")
+    assert "".join([piece async for piece in job.logs(follow=True)]).endswith("after\n")
+    await farm.database.run(LOSE_BYTES, 100, b"behind the gap\n")
+    text = "".join([piece async for piece in job.logs(follow=True)])
+    assert text.count("behind the gap\n") == 1
+    assert text.startswith("before\n")
 
 
 async def test_job_belongs_to_the_trace_of_its_submitter(farm, app, monkeypatch):

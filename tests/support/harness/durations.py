@@ -1,7 +1,7 @@
 """Test durations: the slowest tests, the time by folder, and a limit for a single test.
 
-A test that takes longer than `LIMIT_S` fails the run unless it is marked `@pytest.mark.slow("why")`. The limit grows
-with the load of the machine.
+A test that takes longer than `LIMIT_S` fails the run unless it is marked `@pytest.mark.slow("why")` or soak. The
+limit grows with the load of the machine.
 """
 
 import os
@@ -25,7 +25,7 @@ class Durations:
         self._seconds[report.nodeid] += report.duration
         if report.when == "call":
             self._tests[_folder(report.nodeid)] += 1
-        if "slow" in report.keywords:
+        if "slow" in report.keywords or "soak" in report.keywords:
             self._marked.add(report.nodeid)
 
     def pytest_sessionfinish(self, session, exitstatus):

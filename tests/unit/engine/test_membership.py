@@ -20,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def members(clock):
-    return ClusterMembership(None, lambda _owns: None, "here:1", clock)
+    return ClusterMembership(None, lambda _owns: None, lambda: None, "here:1", clock)
 
 
 def test_recent_heartbeats_make_replicas_live_and_silent_replicas_are_forgotten(members, clock):
@@ -37,3 +37,16 @@ def test_recent_heartbeats_make_replicas_live_and_silent_replicas_are_forgotten(
 def test_malformed_heartbeat_adds_no_replica(members, garbage):
     members.receive_heartbeat(garbage)
     assert members.live_replicas() == ["here:1"]
+
+
+def test_silent_replica_is_suspected_before_it_is_dead_and_again_when_it_is(clock):
+    suspicions = []
+    members = ClusterMembership(None, lambda _owns: None, lambda: suspicions.append(clock.s), "here:1", clock)
+    members.receive_heartbeat(b"there:1")
+    for clock.s in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0):
+        members.receive_heartbeat(b"here:1")
+        members._refresh()
+    assert suspicions == [3.0, 4.0]
+    members.receive_heartbeat(b"there:1")
+    members._refresh()
+    assert suspicions == [3.0, 4.0], "a replica that is back is not suspected"

@@ -7,13 +7,16 @@ import pytest
 
 from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
 from rota.model.reasons import Reason
+from rota.queue.queue import ClaimableLane
 
 SHOW, OTHER, POOL = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
 class StoppedClock:
+    now_s = 1000.0
+
     def monotonic(self):
-        return 1000.0
+        return self.now_s
 
 
 @pytest.fixture
@@ -58,3 +61,68 @@ def test_returned_frames_are_seen_although_a_round_found_none(queues, pending):
     pending.waiting = 0
     queues.frames_returned(pending, 4)
     assert queues.schedulable() == [pending]
+
+
+class Lanes:
+    """The part of the queue that says what waits, and for how long."""
+
+    def __init__(self):
+        self.waiting = {}
+        """By lane: queue, priority and the age of its first frame."""
+
+    async def candidates(self, _queues=None):
+        return [ClaimableLane(lane, queue, priority, 10, 0) for lane, (queue, priority, _) in self.waiting.items()]
+
+    async def head_ages_s(self, lanes):
+        return {lane: self.waiting[lane][2] for lane in lanes}
+
+
+@pytest.fixture
+def aged():
+    lanes = Lanes()
+    queues = PendingQueues(None, lanes, StoppedClock())
+    queues._keys = {name: SimpleNamespace(show=SHOW, queue=name) for name in ("old", "new")}
+    return queues, lanes
+
+
+async def in_order(queues):
+    await queues.refresh()
+    return [(pending.key.queue, pending.priority) for pending in queues.schedulable()]
+
+
+async def test_queue_that_was_idle_gains_no_priority(aged):
+    queues, lanes = aged
+    lanes.waiting = {1: ("old", 1, 0.0)}
+    await queues.refresh()
+    lanes.waiting = {}
+    await queues.refresh()
+    queues._clock.now_s += 86_400.0
+    lanes.waiting = {1: ("old", 1, 0.0), 2: ("new", 9, 0.0)}
+    assert await in_order(queues) == [("new", 9), ("old", 1)]
+    queues.entries["old", 1].waiting = 0
+    queues._clock.now_s += 86_400.0
+    queues.mark_notified("old")
+    assert queues.entries["old", 1].since_s == queues._clock.now_s
+
+
+@pytest.mark.parametrize(("age_s", "first"), [(200.0, "new"), (301.0, "old"), (10 * 86_400.0, "old")])
+async def test_waiting_time_counts_as_priority(aged, age_s, first):
+    queues, lanes = aged
+    lanes.waiting = {1: ("old", 5, age_s), 2: ("new", 6, 0.0)}
+    assert (await in_order(queues))[0][0] == first
+
+
+async def test_waiting_time_never_counts_as_more_than_two_levels(aged):
+    queues, lanes = aged
+    lanes.waiting = {1: ("old", 5, 10 * 86_400.0), 2: ("new", 8, 0.0)}
+    assert await in_order(queues) == [("new", 8), ("old", 5)]
+
+
+async def test_lane_whose_first_frame_waited_longest_is_claimed_first(aged):
+    queues, lanes = aged
+    lanes.waiting = {1: ("old", 5, 1.0), 2: ("old", 5, 7.0), 3: ("old", 5, 3.0)}
+    await queues.refresh()
+    assert (queues.entries["old", 5].lanes, queues.entries["old", 5].since_s) == ([2, 3, 1], 993.0)
+    lanes.waiting = {1: ("old", 5, 5.0), 3: ("old", 5, 4.0)}
+    await queues.refresh()
+    assert queues.entries["old", 5].lanes == [1, 3, 2]

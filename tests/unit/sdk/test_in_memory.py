@@ -148,13 +148,15 @@ async def test_retries_run_at_once_inline_and_by_the_clock_otherwise():
         job = await flaky.submit(2)
         assert await rehearsal.drain() == 1
         assert await rehearsal.drain() == 0, "the retry delay is not over"
-        with pytest.raises(NotEnded, match="RUNNING in a test"):
+        with pytest.raises(NotEnded, match="SCHEDULED in a test"):
             await job.result()
         rehearsal.clock.advance(timedelta(minutes=1))
         assert await rehearsal.drain() == 1
         rehearsal.clock.advance(60)
         assert await rehearsal.drain() == 1
         assert await job.result() == 3
+        states = [entry.state.value for entry in (await job.get()).history]
+    assert states == ["PENDING", *["SCHEDULED", "DISPATCHED", "RUNNING"] * 3, "SUCCEEDED"]
 
 
 async def test_job_failure_has_the_error_and_its_traceback():

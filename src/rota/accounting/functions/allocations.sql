@@ -48,9 +48,10 @@ LANGUAGE sql STABLE AS $$
   LEFT JOIN rota.proc_barred(of_show, groups, runs) AS barred ON barred.token = each.token
 $$;
 
+-- A locked show is tried again later (`rota.accounting.show_isolation`): dispatch of the others must not wait for it.
 CREATE OR REPLACE FUNCTION rota.proc_insert(of_show uuid, fence bigint, groups rota.ledger_group[], runs rota.ledger_run[])
 RETURNS SETOF rota.ledger_barred
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
   held rota.show := rota.show_shared(of_show);
   barred rota.ledger_barred[] := '{}';

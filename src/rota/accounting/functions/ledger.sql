@@ -124,8 +124,9 @@ CREATE OR REPLACE FUNCTION rota.ledger_book(of_show uuid, groups rota.ledger_gro
 RETURNS TABLE (
   owner integer, token bigint, why text, fit bigint, level integer, resource integer, current bigint, cap bigint
 )
--- Plans of small batches are cached: planning would take nearly as long as booking.
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+-- Plans of small batches are cached: planning would take nearly as long as booking. A locked show is tried again later
+-- (`rota.accounting.show_isolation`).
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET lock_timeout = '500ms' AS $$
 #variable_conflict use_column
 DECLARE
   held rota.show := rota.show_shared(of_show);
@@ -269,9 +270,21 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Removes the rows of jobs and layers without usage and caps, so that those of ended jobs do not accumulate; booking
+-- creates them again. The caller holds the exclusive lock of the unmanaged show, whose counters are exact.
+CREATE OR REPLACE FUNCTION rota.ledger_forget_unused(of_show uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM rota.job_resource k
+  WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
+    AND (k.int_priority, k.int_cores, k.int_gpus) = (1, 0, 0);
+  DELETE FROM rota.layer_resource k
+  WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
+    AND (k.int_cores, k.int_gpus) = (0, 0);
+END $$;
+
 -- For an unmanaged show. The exclusive lock waits for every booking and release in flight, so that their counts and
--- rows are either both visible or both not. Rows without usage and caps are removed, so that old jobs do not
--- accumulate; booking creates them again.
+-- rows are either both visible or both not.
 CREATE OR REPLACE FUNCTION rota.ledger_recompute(of_show uuid) RETURNS TABLE (level integer, changed bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -281,12 +294,7 @@ BEGIN
   IF held.b_scheduler_managed IS FALSE THEN
     PERFORM rota.ledger_keys(of_show, sums);
     RETURN QUERY SELECT * FROM rota.ledger_rewrite(of_show, sums);
-    DELETE FROM rota.job_resource k
-    WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
-      AND (k.int_priority, k.int_cores, k.int_gpus) = (1, 0, 0);
-    DELETE FROM rota.layer_resource k
-    WHERE k.pk_show = of_show AND greatest(k.int_max_cores, k.int_max_gpus) <= 0
-      AND (k.int_cores, k.int_gpus) = (0, 0);
+    PERFORM rota.ledger_forget_unused(of_show);
   END IF;
 END $$;
 

@@ -74,7 +74,7 @@ CREATE OR REPLACE TRIGGER locked BEFORE UPDATE OF b_scheduler_managed, int_fence
   FOR EACH ROW EXECUTE FUNCTION rota.show_changed();
 
 -- Sets flag and fence in one step. When a show returns to PostgreSQL, its five tables are exact before it can be
--- booked.
+-- booked. When Redis takes it over, the rows of ended jobs go first: each would become a hash, before the first booking.
 CREATE OR REPLACE FUNCTION rota.show_set_managed(of_show uuid, managed boolean)
 RETURNS TABLE (was boolean, fence bigint, version bigint)
 LANGUAGE plpgsql AS $$
@@ -84,7 +84,9 @@ DECLARE
 BEGIN
   IF held.b_scheduler_managed IS DISTINCT FROM managed THEN
     UPDATE rota.show SET b_scheduler_managed = managed WHERE pk_show = of_show;
-    IF NOT managed THEN
+    IF managed THEN
+      PERFORM rota.ledger_forget_unused(of_show);
+    ELSE
       PERFORM rota.ledger_recompute(of_show);
     END IF;
   END IF;

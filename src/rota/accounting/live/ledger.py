@@ -7,6 +7,8 @@ Failures between the two, and their repair:
   the one booked under that fence; tokens refused for the fence are retried once Redis has the new fence;
 - a token was booked under an earlier fence: limits may have been lowered since, so it is not inserted under the new
   one. PostgreSQL knows whether it has a row; if not it is released and decided again (A1);
+- PostgreSQL answers that it cannot insert now (a lock timeout, a deadlock, a full disk): nothing was inserted, so what
+  this call booked is released again, and the caller fails;
 - the reply of the insert is lost: the insert is neither repeated here nor treated as refused. The caller repeats the
   call with the same tokens, and PostgreSQL reports which of them have rows;
 - Redis is empty, damaged or rolled back: the script reports it and writes nothing. PostgreSQL still reports which
@@ -55,6 +57,7 @@ from rota.accounting.resources import QuotaChange
 from rota.infra import failpoints
 from rota.infra.postgres import Database
 from rota.infra.redis import RedisKeys, script
+from rota.model.errors import PostgresBusy, PostgresUnavailable
 from rota.model.ids import ShowId
 from rota.model.quota import LEVELS, RESOURCES, Level, Refusal, Resource, Usage
 
@@ -233,11 +236,16 @@ class LiveLedger:
         held = [_booked_tokens(group, reply) for group, reply in zip(groups, booked.groups, strict=True)]
         rows = [group.subset(tokens) for group, tokens in zip(groups, held, strict=True) if tokens]
         failpoints.hit("live.after_script")
-        inserted = (
-            await allocations.insert(self.database, show, booked.fence, rows)
-            if rows
-            else allocations.ProcInsertResult()
-        )
+        try:
+            inserted = (
+                await allocations.insert(self.database, show, booked.fence, rows)
+                if rows
+                else allocations.ProcInsertResult()
+            )
+        except PostgresUnavailable as error:
+            if isinstance(error, PostgresBusy) or error.facts.get("outcome", "unknown") != "unknown":
+                await self._rollback_new_bookings(show, booked, groups, held)
+            raise
         if inserted.refused:
             await self._rollback_bookings(show, booked.fence, rows, inserted.refused)
         if any(reply.before for reply in booked.groups):
@@ -317,6 +325,17 @@ class LiveLedger:
         if isinstance(reply, UnseededReply | BookDamagedReply) and not under and self._unseeded:
             self._unseeded(show)
         return reply
+
+    async def _rollback_new_bookings(
+        self, show: ShowId, booked: BookedReply, groups: BookingBatch, held: Sequence[Sequence[int]]
+    ) -> None:
+        """PostgreSQL answered that it inserted nothing: release what this call booked. Tokens of an earlier call may
+        have rows and stay."""
+        new = [
+            group.subset([token for token in tokens if token not in set(reply.already)])
+            for group, tokens, reply in zip(groups, held, booked.groups, strict=True)
+        ]
+        await self.publisher.rollback_bookings(show, booked.fence, [group for group in new if group.tokens])
 
     async def _rollback_bookings(
         self, show: ShowId, fence: int, rows: BookingBatch, refused: Mapping[int, DeclineReason]

@@ -38,6 +38,7 @@ from rota.infra.postgres import Database, Record, query
 from rota.infra.postgres.migrate import status as migration_status
 from rota.infra.redis import RedisKeys, translate_errors
 from rota.model.errors import RotaError
+from rota.model.heartbeats import silent_after_s
 from rota.model.settings import Settings
 from rota.model.settings.masking import masked_url
 from rota.placement import snapshot
@@ -55,8 +56,6 @@ SCRIPTS: Final = (
     machine.STEP,
 )
 CHECK_TIMEOUT_S: Final = 20.0
-HEARTBEAT_AGE_MAX_S: Final = 12.0
-"""Maximum age of a heartbeat; the snapshot that holds it is itself a few seconds old."""
 _POSTGRES_CHECKS: Final = (
     "schema",
     "connections",
@@ -119,7 +118,7 @@ async def _check_database(
         doctor_view.connections_check(facts["connected"], facts["most"]),
         doctor_view.clock_check("PostgreSQL", facts["now_s"] - at_s - took_s / 2, took_s),
         doctor_view.servers_check(facts["leader"], facts["dispatchers"]),
-        *await _with_timeout("workers", _check_workers(database, client, facts)),
+        *await _with_timeout("workers", _check_workers(settings, database, client, facts)),
         doctor_view.jobs_check(facts["ending"], facts["pending"], facts["orphans"]),
         doctor_view.outbox_check(depth["depth"], depth["oldest_age_s"], depth["parked"]),
         *await _with_timeout("queue", _check_queue(database)),
@@ -142,10 +141,20 @@ async def _check_schema(database: Database) -> list[DoctorCheck]:
     return [ok("schema", f"All {len(lines)} migrations are applied.", migrations=len(lines))]
 
 
-async def _check_workers(database: Database, client: redis.asyncio.Redis | None, facts: Record) -> list[DoctorCheck]:
-    """Worker states come from PostgreSQL, heartbeat ages from the snapshot that servers keep in Redis."""
+async def _check_workers(
+    settings: Settings, database: Database, client: redis.asyncio.Redis | None, facts: Record
+) -> list[DoctorCheck]:
+    """Worker states come from PostgreSQL, heartbeat ages from the snapshot that servers keep in Redis.
+
+    That one is itself up to an interval old, or two if its writer was replaced.
+    """
+    old_s = 2 * settings.registry.snapshot_interval
     ages = await _heartbeat_ages_s(client) if client is not None else {}
-    silent = [each.name for each in await worker_records(database) if ages.get(str(each.id), 0.0) > HEARTBEAT_AGE_MAX_S]
+    silent = [
+        each.name
+        for each in await worker_records(database)
+        if ages.get(str(each.id), 0.0) > silent_after_s(each.heartbeat_s) + old_s
+    ]
     return [doctor_view.workers_check(facts["workers"], silent, facts["lost"])]
 
 

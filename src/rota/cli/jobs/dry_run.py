@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -11,26 +12,44 @@ from rota.cli.dlq.view import pluralize
 from rota.cli.jobs.explain_view import waiting_lines
 from rota.cli.jobs.view import resources_text
 from rota.engine.admission.decision import AdmissionVerdict
-from rota.engine.submission.dry_run import SubmissionDryRun, dry_run
+from rota.engine.admission.policy_queries import preview_decision
+from rota.engine.submission.dry_run import PolicyPreview, SubmissionDryRun, dry_run
 from rota.infra.postgres import Database
 from rota.model.jobs.frame_ranges import format_frames
 from rota.model.jobs.submission import Submission
 from rota.model.settings import Settings
-from rota.runtime import build_submitter
+from rota.policy import factory
+from rota.policy.kernel import PolicyKernel
 
 
 async def dry_run_page(settings: Settings, database: Database, submission: Submission) -> CliPage:
-    result = await dry_run(database, submission, build_submitter(settings, database).gate, may_be_critical=True)
+    kernel = factory.open_kernel(settings, None)
+    try:
+        preview = _preview(settings, kernel) if kernel is not None else None
+        result = await dry_run(database, submission, preview, may_be_critical=True)
+    finally:
+        if kernel is not None:
+            await kernel.close()
     starts = sum(layer.starts for layer in result.explained.layers)
     data = {
         "already": result.job.id if result.already else None,
-        "gate": {"verdict": result.gate.verdict, "reason": result.gate.reason or None},
+        "gate": {
+            "verdict": result.gate.verdict,
+            "reason": result.gate.reason or None,
+            "because": result.gate.because or None,
+        },
         "state": result.job.state,
         "frames": sum(layer.frames.count for layer in result.job.layers),
         "starts": starts,
         "explained": msgspec.to_builtins(result.explained),
     }
     return CliPage(data, [*_lines(result, starts)])
+
+
+def _preview(settings: Settings, kernel: PolicyKernel) -> PolicyPreview:
+    fail_open = factory.effective_fail_mode(settings, kernel) == "open"
+    throttle_s = settings.scheduler.safety_throttle_delay
+    return partial(preview_decision, kernel, throttle_s=throttle_s, fail_open=fail_open)
 
 
 def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
@@ -43,10 +62,14 @@ def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
     for layer in job.layers:
         spec = f"{layer.frames.count} ({format_frames(layer.frames)})"
         yield f"  {layer.name}: {spec}, {resources_text(layer)} per frame"
-    yield f"  policy: {_GATE_TEXT[result.gate.verdict]}{f' ({result.gate.reason})' if result.gate.reason else ''}"
+    why = result.gate.because or result.gate.reason
+    yield f"  policy: {_GATE_TEXT[result.gate.verdict]}{f' ({why})' if why else ''}"
     if result.gate.verdict is AdmissionVerdict.ALLOW:
         yield f"  {pluralize(starts, 'frame')} of {frames} would start now."
-    yield from waiting_lines(result.explained, named=len(job.layers) > 1)
+    if job.state.terminal:
+        yield f"  It would end as {job.state} and run nothing."
+    else:
+        yield from waiting_lines(result.explained, named=len(job.layers) > 1)
     yield "Nothing was changed."
 
 

@@ -32,7 +32,8 @@ from rota.model.settings import Settings
 from rota.model.settings.masking import masked_url
 from rota.server import services
 
-STOP_TIMEOUT_S = 60.0
+STOP_MARGIN_S = 45.0
+"""Added to `service.drain_timeout`: the three servers stop after Rota, each within `local.server.STOP_TIMEOUT_S`."""
 START_TIMEOUT_S = 90.0
 POLL_INTERVAL_S = 0.05
 WORKER_UP = query(__package__, "local_worker_up")
@@ -234,7 +235,8 @@ def down(settings: Settings) -> str:
     owner, signalled = owner_of(folder), DataDirOwner(0)
     if owner is None:
         return f"Rota is not up in {folder}."
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    within_s = settings.service.drain_timeout + STOP_MARGIN_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if owner is None:
             return f"Rota in {folder} has stopped."
@@ -245,7 +247,7 @@ def down(settings: Settings) -> str:
         time.sleep(POLL_INTERVAL_S)
         owner = owner_of(folder)
     raise DataDirInUse(
-        f"{folder} is still in use by process {signalled.pid or 'unknown'} after {STOP_TIMEOUT_S:.0f} s: "
+        f"{folder} is still in use by process {signalled.pid or 'unknown'} after {within_s:.0f} s: "
         "see its log, or kill it and its servers."
     )
 

@@ -34,14 +34,8 @@ from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.approvals import Approval, ApprovalState, Voter, check_pending, check_voter
-from rota.model.errors import (
-    ApprovalNotActionable,
-    ApprovalStale,
-    InvalidInput,
-    NotFound,
-    PostgresBusy,
-    PostgresUnavailable,
-)
+from rota.model.error_reactions import is_outage
+from rota.model.errors import ApprovalNotActionable, ApprovalStale, InvalidInput, NotFound
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason
@@ -164,7 +158,7 @@ class Approver:
             try:
                 expired += await self._expire(each)
             except Exception as error:
-                if isinstance(error, PostgresUnavailable) and not isinstance(error, PostgresBusy):
+                if is_outage(error):
                     raise
                 log.exception("approval_expiry_failed", approval=str(each))
         await self.approvals.update_metrics()

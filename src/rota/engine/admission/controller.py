@@ -47,7 +47,7 @@ from rota.engine.admission.decision import (
     DeferAll,
     admission_decision_from,
 )
-from rota.engine.admission.policy_call import policy_input_from_row, query_kernel
+from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, policy_input_from_row, query_kernel
 from rota.engine.admission.transitions import AppliedDecisions, apply_decisions, defer
 from rota.engine.completion.job_ends import COUNT_ENDS, JobEnd, finish_jobs
 from rota.engine.completion.publisher import CompletionPublisher, CompletionResult
@@ -56,7 +56,8 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Acknowledgement, ConsumerSpec, Delivery, Terminate
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
-from rota.model.errors import BreakerOpen, PostgresBusy, PostgresUnavailable, Unavailable
+from rota.model.error_reactions import is_outage, is_transient
+from rota.model.errors import BreakerOpen, PostgresBusy, Unavailable
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.policy.decision import Kernel, PolicyDecision, PolicyEffect
@@ -71,8 +72,6 @@ PENDING = query(__package__, "gatekeeper_pending")
 log = structlog.get_logger(__name__)
 CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="gate", filter=ADMISSION_SUBJECT, ack_wait_s=30.0)
 BATCH_JOBS_MAX: Final = 200
-KERNEL_TIMEOUT_S: Final = 3.0
-"""Longer than the client's own timeout."""
 UNAVAILABLE: Final = AdmissionDecision(AdmissionVerdict.WAIT, Reason.POLICY_UNAVAILABLE.value)
 FAIL_OPEN_TEXT: Final = "input policy fail-open: safety kernel unreachable"
 FAIL_OPEN_DECISION: Final = AdmissionDecision(
@@ -131,6 +130,7 @@ class AdmissionController:
         publisher: CompletionPublisher,
         kernel: Kernel | None = None,
         *,
+        kernel_timeout_s: float = KERNEL_TIMEOUT_S,
         throttle_s: float = 5.0,
         fail_open: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
@@ -139,6 +139,7 @@ class AdmissionController:
         self.publisher = publisher
         self.events = publisher.events
         self.kernel = kernel
+        self.kernel_timeout_s = kernel_timeout_s
         self.approval_requests = ApprovalRequests(database)
         self.is_ending = False
         """Draining: an unreachable policy no longer fails open, whatever the setting."""
@@ -173,7 +174,7 @@ class AdmissionController:
         try:
             return [await self.decide(jobs)]
         except Exception as error:
-            if isinstance(error, PostgresUnavailable) and not isinstance(error, PostgresBusy):
+            if is_outage(error):
                 raise
         outcomes, busy = [], None
         for job in jobs:
@@ -188,9 +189,9 @@ class AdmissionController:
     async def _decide_single(self, job: JobId) -> AdmissionOutcome:
         try:
             return await self.decide([job])
-        except PostgresUnavailable:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_transient(error):
+                raise
             log.exception("policy_failed", job=str(job))
             asked, now = await self._load_pending([job])
             return await self._apply(asked, [UNAVAILABLE] * len(asked), now)
@@ -218,7 +219,7 @@ class AdmissionController:
             return [ALLOWED] * len(pending)
         grouped = group_stored_jobs([job.id for job in pending], [job.seen for job in pending])
         try:
-            policy_decisions = await query_kernel(self.kernel, grouped.questions, KERNEL_TIMEOUT_S)
+            policy_decisions = await query_kernel(self.kernel, grouped.questions, self.kernel_timeout_s)
         except Unavailable as error:
             return self._decisions_without_policy(pending, error)
         decisions = grouped.map_jobs(

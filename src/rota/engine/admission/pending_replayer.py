@@ -34,7 +34,7 @@ AWAITING_APPROVAL = query(__package__, "replay_approvals")
 log = structlog.get_logger(__name__)
 LEASE: Final = "rota:replayer:pending"
 PASSES_MAX: Final = 100
-APPROVED: Final = "approved"
+APPROVED: Final = Reason.APPROVED.value
 REPLAYABLE_REASONS: Final = [UNDECIDED_REASON, APPROVED]
 """Reasons that only mean "not decided yet"."""
 UNAVAILABLE_REASON: Final = Reason.POLICY_UNAVAILABLE.value

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from rota.infra.postgres import Record
 from rota.model.errors import InvalidPolicyResponse, Unavailable
 from rota.model.policy.decision import Kernel, PolicyDecision, PolicyRequestGroup
+from rota.model.settings.lifecycle import SafetySettings
 from rota.policy.request_builder import PolicyInput, PolicyInputLayer
+
+KERNEL_MARGIN_S: Final = 1.0
+"""Added to `safety.timeout`: the client of a remote kernel ends its call itself and says why."""
+KERNEL_TIMEOUT_S: Final = SafetySettings().timeout + KERNEL_MARGIN_S
+
+
+def kernel_timeout_s(safety: SafetySettings) -> float:
+    return safety.timeout + KERNEL_MARGIN_S
 
 
 async def query_kernel(

@@ -12,15 +12,17 @@ from typing import Final
 
 import msgspec
 
-from rota.engine.admission.policy_call import policy_input_from_row
+from rota.engine.admission.controller import FAIL_OPEN_DECISION, UNAVAILABLE
+from rota.engine.admission.decision import AdmissionDecision, admission_decision_from
+from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, policy_input_from_row
 from rota.engine.queries.jobs import PolicyDecisionView, policy_decision_view
 from rota.infra.postgres import Database, Record, query
-from rota.model.errors import InvalidInput, NotFound
+from rota.model.errors import InvalidInput, NotFound, Unavailable
 from rota.model.ids import JobId
 from rota.model.jobs.submission import Submission
-from rota.model.jobs.validation import validate_submission
+from rota.model.jobs.validation import ValidatedSubmission, validate_submission
 from rota.model.policy.decision import ApprovalTerms, PolicyDecision, PolicyEffect, PolicyRequest
-from rota.policy.evaluate import CompiledPolicy, RuleResult
+from rota.policy.evaluate import CompiledPolicy, RuleResult, RuleStatus
 from rota.policy.kernel import LocalKernel, PolicyExplanation, PolicyKernel
 from rota.policy.request_builder import input_of_submission, request_of_input
 from rota.policy.snapshots import PolicySnapshots
@@ -178,6 +180,30 @@ def job_policy_explanation(
         findings=explanation.findings,
         was=policy_decision_view(was) if was is not None else None,
     )
+
+
+async def preview_decision(
+    kernel: PolicyKernel, plan: ValidatedSubmission, *, throttle_s: float, fail_open: bool
+) -> AdmissionDecision:
+    """What admission would decide about this submission now; velocity limits are named, not counted."""
+    request = request_of_input(input_of_submission(plan))
+    try:
+        async with asyncio.timeout(KERNEL_TIMEOUT_S):
+            explanation = await kernel.explain(request)
+    except TimeoutError:
+        return _without_policy(f"The policy did not answer within {KERNEL_TIMEOUT_S:g} s.", fail_open=fail_open)
+    except Unavailable as error:
+        return _without_policy(error.sentence, fail_open=fail_open)
+    decision = admission_decision_from(explanation.word, throttle_s)
+    limits = ", ".join(each.rule for each in explanation.findings if each.fate is RuleStatus.COUNTS)
+    if not limits:
+        return decision
+    parts = [decision.because, f"unless the velocity limit {limits} is reached"]
+    return msgspec.structs.replace(decision, because=", ".join(part for part in parts if part))
+
+
+def _without_policy(why: str, *, fail_open: bool) -> AdmissionDecision:
+    return FAIL_OPEN_DECISION if fail_open else msgspec.structs.replace(UNAVAILABLE, because=why)
 
 
 def submission_policy_request(submission: Submission) -> PolicyRequest:

@@ -27,7 +27,7 @@ from rota.engine.admission.decision import (
     PrecheckResult,
     admission_decision_from,
 )
-from rota.engine.admission.policy_call import query_kernel
+from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, query_kernel
 from rota.infra import failpoints
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
@@ -41,8 +41,6 @@ from rota.policy.request_builder import PolicyRequestBuilder
 NOW = query(__package__, "gate_now")
 
 log = structlog.get_logger(__name__)
-KERNEL_TIMEOUT_S: Final = 3.0
-"""Longer than the client's own timeout."""
 COOL_DOWN_S: Final = 1.0
 CLOCK_SYNC_INTERVAL_S: Final = 30.0
 
@@ -70,8 +68,16 @@ class PostgresClock:
 
 
 class AdmissionPrecheck:
-    def __init__(self, database: Database, kernel: Kernel, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        kernel: Kernel,
+        *,
+        kernel_timeout_s: float = KERNEL_TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> None:
         self.kernel = kernel
+        self.kernel_timeout_s = kernel_timeout_s
         self._clock = clock or SystemClock()
         self._time = PostgresClock(database, self._clock)
         self._request_builder = PolicyRequestBuilder()
@@ -101,7 +107,7 @@ class AdmissionPrecheck:
     async def _query_kernel(self, questions: list[PolicyRequestGroup]) -> Sequence[PolicyDecision]:
         """A decision for each request, or an empty list."""
         try:
-            return await query_kernel(self.kernel, questions, KERNEL_TIMEOUT_S)
+            return await query_kernel(self.kernel, questions, self.kernel_timeout_s)
         except Unavailable as error:
             log.warning("policy_unavailable", questions=len(questions), reason=error.sentence)
         except Exception:

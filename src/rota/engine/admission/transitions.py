@@ -20,6 +20,7 @@ from rota.infra.postgres import Transaction, query
 from rota.model import job_states
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
+from rota.model.reasons import Reason
 from rota.policy.decision_store import store_decisions
 
 ADMIT = query(__package__, "submit_admit")
@@ -97,7 +98,7 @@ async def defer(on: Transaction, jobs: Mapping[JobId, AdmissionDecision]) -> lis
     return [JobId(row["id"]) for row in rows]
 
 
-async def approve(on: Transaction, jobs: Sequence[JobId], reason: str = "approved") -> list[JobId]:
+async def approve(on: Transaction, jobs: Sequence[JobId], reason: str = Reason.APPROVED.value) -> list[JobId]:
     """APPROVAL_REQUIRED to PENDING; the admission controller is notified after the commit."""
     held = await change_unqueued_state(on, jobs, JobState.APPROVAL_REQUIRED, JobState.PENDING, reason)
     if held:

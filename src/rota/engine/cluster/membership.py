@@ -3,6 +3,9 @@
 Every replica sends a heartbeat each second and receives those of the others. A worker is owned by one replica
 (rendezvous hashing over the live names), so that two rarely fill the same slots. They may disagree briefly: the worker
 then refuses what exceeds its slots, and nothing else depends on it.
+
+A replica is suspected before it counts as dead: what it may have left undone is repaired early, because the repair is
+harmless when it is alive after all.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rota.placement import owns_worker
 SUBJECT: Final = "sys.server.heartbeat"
 HEARTBEAT_INTERVAL_S: Final = 1.0
 HEARTBEAT_TIMEOUT_S: Final = 4.0
+SUSPECTED_AFTER_S: Final = 2.5
 NAME_MAX: Final = 200
 
 
@@ -30,6 +34,7 @@ class ClusterMembership:
         self,
         bus: Bus,
         on_change: Callable[[Callable[[UUID], bool]], None],
+        on_suspicion: Callable[[], None],
         name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -40,6 +45,9 @@ class ClusterMembership:
         self._present: list[str] = [self.name]
         self._on_change = on_change
         """Called when a replica joined or left."""
+        self._on_suspicion = on_suspicion
+        """Called when another replica has fallen silent, and again when it has left."""
+        self._suspected: set[str] = set()
         self.hears_itself_since: float | None = None
         """Since when our own heartbeats arrive without a gap; without them, silence of others means nothing."""
 
@@ -95,7 +103,16 @@ class ClusterMembership:
 
     def _refresh(self) -> None:
         present = self.live_replicas()
+        self._suspect(self._clock.monotonic() - SUSPECTED_AFTER_S)
+        if set(self._present) - set(present):
+            self._on_suspicion()
         self._last_heartbeat = {name: self._last_heartbeat[name] for name in present if name in self._last_heartbeat}
         if present != self._present:
             self._present = present
             self._on_change(self.owns_worker)
+
+    def _suspect(self, before_s: float) -> None:
+        silent = {name for name, at in self._last_heartbeat.items() if at < before_s and name != self.name}
+        if silent - self._suspected:
+            self._on_suspicion()
+        self._suspected = silent

@@ -1,7 +1,8 @@
 """Worker registration: stores a worker that registers, and assigns its id.
 
 An id stands for one worker session: a process that restarts, or that was lost and returns, gets a new id. Every proc
-has the id of its worker, so results of an old session are refused. A worker whose reply is lost registers again; the
+has the id of its worker, so results of an old session are refused. Its heartbeat interval is stored with it: servers
+judge its silence by that, whatever the setting is by then. A worker whose reply is lost registers again; the
 row of the first try never sends a heartbeat, and is declared lost like any other.
 """
 
@@ -20,6 +21,7 @@ from rota.infra.nats import Bus, CoreMessage
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.model.errors import InvalidInput, NatsUnavailable, PostgresUnavailable
+from rota.model.heartbeats import HEARTBEAT_INTERVAL_S
 from rota.model.ids import ENTROPY_BYTES, uuid7
 from rota.model.protocol import HANDSHAKE_SUBJECT, Register, Registered, decode, encode
 
@@ -38,7 +40,7 @@ class WorkerRegistration:
         bus: Bus,
         events: EventSink,
         *,
-        heartbeat_s: float = 2.0,
+        heartbeat_s: float = HEARTBEAT_INTERVAL_S,
         lease_s: float = 60.0,
         clock: Clock | None = None,
     ) -> None:
@@ -77,7 +79,7 @@ class WorkerRegistration:
         _check(register)
         worker = uuid7(self._clock.now_ms(), os.urandom(ENTROPY_BYTES))
         if not await self.database.rows(
-            ADD_WORKER, worker, register.name, register.pool, msgspec.msgpack.encode(register)
+            ADD_WORKER, worker, register.name, register.pool, msgspec.msgpack.encode(register), self._heartbeat_s
         ):
             raise InvalidInput(
                 f"There is no pool {register.pool!r}: create it with `rota pool create`, or use another."

@@ -22,7 +22,7 @@ from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.nats import Bus
 from rota.infra.postgres import Database, Transaction, query
-from rota.model.errors import NatsUnavailable
+from rota.model.errors import NatsUnavailable, TooLarge
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.protocol import CANCEL_SUBJECT, CancelFrames, encode
@@ -110,7 +110,7 @@ class JobCanceller:
         """Best effort: the leader repeats it while a worker holds the frames."""
         try:
             await self._bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(tokens)))
-        except NatsUnavailable:
+        except (NatsUnavailable, TooLarge):
             log.info("cancel_publish_failed", runs=len(tokens))
 
 

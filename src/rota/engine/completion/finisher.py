@@ -10,12 +10,15 @@ and the job itself, which moves to `job_done` with its last frame. Invariants an
 If the process dies before the COMMIT, nothing happened and the report is redelivered. After it, the redelivery finds
 nothing left to end and is acknowledged, and reconciliation corrects Redis. If only the reply of the COMMIT is lost,
 accounting checks shortly after which of the tokens are tombstoned and releases those in Redis.
+
+Frames of several shows end in one transaction, as long as no show is locked; then each show gets its own, and the
+frames of a locked one are left as they are (`CompletionResult.locked`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -25,6 +28,7 @@ import msgspec
 from rota.accounting import allocations
 from rota.accounting.allocations import ProcDeleteResult
 from rota.accounting.ledger import NIL_UUID, Charge, ReleasedTokens, SingleFrameBatch
+from rota.accounting.show_isolation import LOCK_WAIT_S
 from rota.engine.completion.canceller import JobCanceller
 from rota.engine.completion.job_ends import COUNT_ENDS, END_AS, JobEnd, finish_jobs
 from rota.engine.completion.publisher import CompletionPublisher, CompletionResult, DeadLetterNotice
@@ -42,8 +46,9 @@ from rota.infra.blob_store import PUT, BlobLocation, pointer_to, put_arguments
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.infra.telemetry import metrics
 from rota.model.artifacts import format_artifact
+from rota.model.attempt_codes import AttemptCode
 from rota.model.backoff import DispatchBackoff
-from rota.model.errors import PostgresUnavailable, RotaError
+from rota.model.errors import PostgresBusy, PostgresUnavailable, RotaError
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job_states import JobState
 from rota.model.jobs.work import Work
@@ -67,8 +72,9 @@ DISPATCH_FAILED = query(__package__, "dispatch_failed")
 
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are retried, by reason.", labels=("reason",))
 
-ARTIFACT_LIMIT: Final = "artifact_limit"
-DEAD_LETTER_REASONS: Final = frozenset({"max_scheduling_retries", WORKER_LOST, Reason.MAX_RETRIES_EXCEEDED.value})
+DEAD_LETTER_REASONS: Final = frozenset(
+    {Reason.DISPATCH_FAILED.value, Reason.WORKER_LOST.value, Reason.MAX_RETRIES_EXCEEDED.value}
+)
 """Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
 _WORK = msgspec.msgpack.Decoder(Work)
@@ -108,13 +114,55 @@ class Finisher:
         self.outputs = outputs
         """Checks outputs; None: no output policy."""
         self._accounting = publisher.accounting
+        self._locked_shows = self._accounting.locked_shows
         self.canceller = canceller
         self._decision_store = DecisionStore(database)
         self._pace = pace = pace or SchedulerSettings()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
     async def finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int = 0) -> CompletionResult:
-        """End frames of one worker that succeeded without output."""
+        """End frames of one worker that succeeded without output, except `locked` ones."""
+        if not self._locked_shows:
+            with suppress(PostgresBusy):
+                return await self._finish_succeeded(worker, runs, took_ms)
+        took = iter([took_ms])  # counted once
+        return await self._finish_by_show(
+            expand_ranges(sorted(runs)),
+            lambda tokens: self._finish_succeeded(worker, to_ranges(tokens), next(took, 0)),
+        )
+
+    async def finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
+        """End attempts that carry a result, except `locked` ones. `worker` None: wherever they run (worker lost, or
+        cancelled)."""
+        if not self._locked_shows:
+            with suppress(PostgresBusy):
+                return await self._finish_attempts(worker, ends)
+        by_token = {end.token: end for end in ends}
+        return await self._finish_by_show(
+            list(by_token), lambda tokens: self._finish_attempts(worker, [by_token[token] for token in tokens])
+        )
+
+    async def _finish_by_show(
+        self, tokens: Sequence[int], finish: Callable[[Sequence[int]], Awaitable[CompletionResult]]
+    ) -> CompletionResult:
+        """One transaction per show, so that frames of other shows do not wait for those of a locked one."""
+        total = CompletionResult()
+        by_show: dict[ShowId, list[int]] = defaultdict(list)
+        for row in await self.database.rows(BOOKED_FRAMES, None, list(tokens)):
+            by_show[row["pk_show"]].append(row["token"])
+        total.late = len(tokens) - sum(map(len, by_show.values()))
+        for show, held in sorted(by_show.items()):
+            if self._locked_shows.blocks(show):
+                total.locked += held
+                continue
+            try:
+                with self._locked_shows.attempt(show):
+                    total.add(await finish(sorted(held)))
+            except PostgresBusy:
+                total.locked += held
+        return total
+
+    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
         failpoints.hit("finish.before_success")
         with self._report_unknown_commit(lambda: expand_ranges(sorted(runs))):
             result = await self._write_successes(worker, runs, took_ms)
@@ -122,10 +170,9 @@ class Finisher:
         await self._after_commit(result)
         return result
 
-    async def finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
-        """End attempts that carry a result. `worker` None: wherever they run (worker lost, or cancelled)."""
+    async def _finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
         with self._report_unknown_commit(lambda: [end.token for end in ends]):
-            async with self.database.transaction() as tx:
+            async with self.database.transaction(lock_s=LOCK_WAIT_S) as tx:
                 result = await self._write_ends(tx, worker, ends)
                 failpoints.hit("finish.before_commit")
             failpoints.after_send("finish.ended")
@@ -195,7 +242,7 @@ class Finisher:
         if not frames:
             return result
         outcomes = await self._decide_outcomes(tx, frames)
-        frames = {token: _strip_excess_artifacts(frame, outcomes[token]) for token, frame in frames.items()}
+        frames = {token: _keep_output_of_success(frame, outcomes[token]) for token, frame in frames.items()}
         checked = CheckedFrames(frames, outcomes, {})
         if self.outputs is not None:
             checked = await self.outputs.check(tx, worker, checked)
@@ -270,17 +317,17 @@ class Finisher:
         if end.status is AttemptStatus.SUCCEEDED:
             most = budgets.max_artifact_bytes
             too_much = most and end.artifacts and artifact_bytes(end.artifacts) > most
-            return AttemptOutcome("FAILED", ARTIFACT_LIMIT) if too_much else AttemptOutcome("SUCCEEDED", "")
+            return AttemptOutcome("FAILED", AttemptCode.ARTIFACT_LIMIT) if too_much else AttemptOutcome("SUCCEEDED", "")
         if ends_as is not None:
             return AttemptOutcome(ends_as, end.code or ends_as.lower())
         assert layer is not None
         if end.status is AttemptStatus.REFUSED:
             failures = undispatched.get(frame.job) or self._dispatch_failures(1)
             if failures.failures >= self._pace.max_scheduling_retries:
-                return AttemptOutcome("FAILED", "max_scheduling_retries")
-            return AttemptOutcome("RETURNED", end.code or "dispatch_failed", failures.pause_s)
+                return AttemptOutcome("FAILED", Reason.DISPATCH_FAILED.value)
+            return AttemptOutcome("RETURNED", end.code or Reason.DISPATCH_FAILED.value, failures.pause_s)
         if end.status is AttemptStatus.CANCELLED:
-            return AttemptOutcome("CANCELLED", end.code or "cancelled")
+            return AttemptOutcome("CANCELLED", end.code or Reason.CANCELLED.value)
         work, (failed, lost) = _WORK.decode(layer["work"]), before
         retries = work.retries
         if end.code == WORKER_LOST:
@@ -299,9 +346,12 @@ class Finisher:
     ) -> dict[UUID, DispatchFailures]:
         if not refused:
             return {}
-        code = refused[0].end.code or "dispatch_failed"
+        code = refused[0].end.code or Reason.DISPATCH_FAILED.value
         jobs = sorted({frame.job for frame in refused})
-        rows = await tx.rows(DISPATCH_FAILED, jobs, code, self._pace.backoff_base, self._pace.backoff_max)
+        pace = self._pace
+        rows = await tx.rows(
+            DISPATCH_FAILED, jobs, code, pace.backoff_base, pace.backoff_max, pace.max_scheduling_retries
+        )
         return {row["pk_job"]: self._dispatch_failures(row["dispatch_failures"]) for row in rows}
 
     def _dispatch_failures(self, failures: int) -> DispatchFailures:
@@ -463,9 +513,15 @@ def _budgets(layer: Record | None, decisions: Mapping[int, PolicyDecision]) -> P
     return budgets_of(decision.constraints if decision is not None else None)
 
 
-def _strip_excess_artifacts(frame: EndedAttempt, outcome: AttemptOutcome) -> EndedAttempt:
-    """Drop the output of a frame that exceeds the artifact limit of its policy."""
-    if outcome.reason != ARTIFACT_LIMIT:
+def _keep_output_of_success(frame: EndedAttempt, outcome: AttemptOutcome) -> EndedAttempt:
+    """Drop the output of an attempt that did not succeed, or that exceeds the artifact limit of its policy.
+
+    Only outputs of successful attempts are scanned, so no other may be stored, whatever a worker reports.
+    """
+    if outcome.state == "SUCCEEDED":
         return frame
-    error = "Its artifacts exceed the size limit of its policy: store less, or raise max_artifact_bytes."
-    return frame._replace(end=msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None, error=error))
+    end = msgspec.structs.replace(frame.end, artifacts=(), value=None, pointer=None)
+    if outcome.reason == AttemptCode.ARTIFACT_LIMIT:
+        error = "Its artifacts exceed the size limit of its policy: store less, or raise max_artifact_bytes."
+        end = msgspec.structs.replace(end, error=error)
+    return frame._replace(end=end)

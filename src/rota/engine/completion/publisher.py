@@ -46,10 +46,22 @@ class CompletionResult(msgspec.Struct):
     failing: list[JobId] = []
     """Jobs to terminate because one of their frames failed (fail-fast)."""
     late: int = 0
+    locked: list[int] = []
+    """Tokens of shows that were locked: nothing was changed about them."""
     scans: bool = False
     """Whether some outputs need an asynchronous scan."""
     since_ns: int = msgspec.field(default_factory=now_ns)
     """When the transaction began."""
+
+    def add(self, other: CompletionResult) -> None:
+        """Add the result of another transaction, with frames of other shows."""
+        self.released |= other.released
+        self.finished += other.finished
+        self.freed += other.freed
+        self.letters += other.letters
+        self.failing += other.failing
+        self.late += other.late
+        self.scans = self.scans or other.scans
 
 
 class CompletionPublisher:

@@ -14,19 +14,20 @@ WHERE j.pk_job = $1::uuid AND j.ends_as IS NOT NULL ORDER BY l.pk_layer
 SELECT token, pk_layer FROM rota.proc WHERE pk_job = $1::uuid ORDER BY token LIMIT $2::integer
 
 -- name: dispatch_failed
--- Count a dispatch failure of jobs $1 for the reason $2; returns the count so far.
+-- Count a dispatch failure of jobs $1 with the code $2; returns the count so far. The $5th is the reason of their end.
 -- The delay after a failure doubles from $3 s to $4 s. Failures during the delay count as one with the last: an outage
 -- that hits a large layer frame by frame must not use up its attempts. Ten minutes after the delay the count restarts.
 UPDATE rota.job j SET
-  dispatch_failures = CASE WHEN sorted.ts_again + interval '10 minutes' <= clock_timestamp() THEN 1
-                           ELSE least(j.dispatch_failures + sorted.counts::integer, 32767) END,
-  reason = $2::text, ts_updated = CASE WHEN sorted.counts THEN clock_timestamp() ELSE j.ts_updated END
-FROM (SELECT pk_job, ts_again, dispatch_failures = 0 OR ts_again <= clock_timestamp() AS counts
-      FROM rota.job CROSS JOIN LATERAL (
-        SELECT ts_updated + interval '1 second'
-               * least($3::float8 * power(2, least(greatest(dispatch_failures - 1, 0), 64)), $4::float8)) pause (ts_again)
-      WHERE pk_job = ANY ($1::uuid[]) ORDER BY pk_job FOR NO KEY UPDATE OF job) AS sorted
-WHERE j.pk_job = sorted.pk_job
+  dispatch_failures = counted.failures, dispatch_error = $2::text,
+  reason = CASE WHEN counted.failures >= $5::integer AND j.ends_as IS NULL THEN 'dispatch_failed' ELSE j.reason END,
+  ts_dispatch_retry = CASE WHEN j.ts_dispatch_retry > clock_timestamp() THEN j.ts_dispatch_retry ELSE clock_timestamp()
+    + interval '1 second' * least($3::float8 * power(2, least(counted.failures - 1, 64)), $4::float8) END
+FROM (SELECT pk_job, CASE
+               WHEN coalesce(ts_dispatch_retry + interval '10 minutes' <= clock_timestamp(), true) THEN 1
+               WHEN ts_dispatch_retry <= clock_timestamp() THEN least(dispatch_failures + 1, 32767)
+               ELSE greatest(dispatch_failures, 1) END AS failures
+      FROM rota.job WHERE pk_job = ANY ($1::uuid[]) ORDER BY pk_job FOR NO KEY UPDATE) AS counted
+WHERE j.pk_job = counted.pk_job
 RETURNING j.pk_job, j.dispatch_failures
 
 -- name: frame_ends_add

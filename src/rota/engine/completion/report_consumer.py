@@ -2,7 +2,8 @@
 
 Reports are handled in batches, one transaction per worker and kind. There is no deduplication table: a redelivered
 report finds its attempts ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost only
-together with the whole stream; recovery then finds frames that their worker neither holds nor has reported.
+together with the whole stream; recovery then finds frames that their worker neither holds nor has reported. A report
+with frames of a locked show is redelivered; its other frames have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
-from rota.infra.nats import Acknowledgement, Bus, ConsumerSpec, CoreMessage, Delivery, Terminate
+from rota.infra.nats import Acknowledgement, Bus, ConsumerSpec, CoreMessage, Delivery, Nak, Terminate
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
@@ -60,6 +61,7 @@ class ReportConsumer:
         ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
         took_ms: dict[UUID, int] = defaultdict(int)
         acknowledgements: list[Acknowledgement] = []
+        reports: list[Report | None] = []
         for delivery in batch:
             try:
                 report = decode(Report, delivery.data)
@@ -67,31 +69,54 @@ class ReportConsumer:
             except InvalidInput as error:
                 INVALID_MESSAGES.labels("report").inc()
                 acknowledgements.append(Terminate(error.sentence))
+                reports.append(None)
                 continue
             done[report.worker] += report.done
             ends[report.worker] += report.ends
             took_ms[report.worker] += report.took_ms
             acknowledgements.append(None)
+            reports.append(report)
+        locked: set[int] = set()
         for worker, runs in done.items():
-            await self._finish_succeeded(worker, runs, took_ms[worker])
+            locked |= await self._finish_succeeded(worker, runs, took_ms[worker])
         for worker, each in ends.items():
-            await self._finish_attempts(worker, each)
+            locked |= await self._finish_attempts(worker, each)
         failpoints.hit("results.after_commit_before_ack")
+        if locked:
+            acknowledgements = [
+                Nak() if report is not None and _has_any(report, locked) else acknowledgement
+                for report, acknowledgement in zip(reports, acknowledgements, strict=True)
+            ]
         return acknowledgements
 
-    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> None:
+    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> set[int]:
+        """Returns the tokens of locked shows, which have not ended."""
+        locked: set[int] = set()
         for part in split_ranges(runs, BATCH_MAX):
             result = await self.finisher.finish_succeeded(worker, part, took_ms)
             took_ms = 0
+            locked.update(result.locked)
             self._after_commit(worker, result)
+        return locked
 
-    async def _finish_attempts(self, worker: UUID, ends: Sequence[AttemptResult]) -> None:
+    async def _finish_attempts(self, worker: UUID, ends: Sequence[AttemptResult]) -> set[int]:
+        """As `_finish_succeeded`."""
+        locked: set[int] = set()
         for at in range(0, len(ends), ENDS_MAX):
-            self._after_commit(worker, await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX]))
+            result = await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX])
+            locked.update(result.locked)
+            self._after_commit(worker, result)
+        return locked
 
     def _after_commit(self, worker: UUID, result: CompletionResult) -> None:
         REPORT_FRAMES.observe(count_tokens(result.freed))
         self._on_completion(worker, result)
+
+
+def _has_any(report: Report, tokens: set[int]) -> bool:
+    return any(end.token in tokens for end in report.ends) or any(
+        not tokens.isdisjoint(range(first, first + n)) for first, n in report.done
+    )
 
 
 class ProgressConsumer:

@@ -35,12 +35,13 @@ from rota.infra.clock import Clock
 from rota.infra.nats import BusMessage
 from rota.infra.postgres import Record, query
 from rota.infra.telemetry import metrics, tracing
+from rota.model.attempt_codes import AttemptCode
 from rota.model.backoff import Backoff
+from rota.model.error_reactions import is_outage
 from rota.model.errors import (
     BlobCorrupted,
     BlobMissing,
     NatsUnavailable,
-    PostgresBusy,
     PostgresUnavailable,
     RedisUnavailable,
     SetupFailed,
@@ -243,15 +244,14 @@ class Assigner:
         streak = 0
         while True:
             try:
-                return await self.accounting.book(pending.key.show, groups)
+                with self.accounting.locked_shows.attempt(pending.key.show):
+                    return await self.accounting.book(pending.key.show, groups)
             except RedisUnavailable:
                 log.warning("accounting_unavailable", show=str(pending.key.show))
-                return [
-                    BookingOutcome(declined=dict.fromkeys(group.tokens, DeclineReason.REDIS_OFF)) for group in groups
-                ]
+                return _declined(groups, DeclineReason.REDIS_OFF)
             except PostgresUnavailable as error:
-                if isinstance(error, PostgresBusy) and not streak:
-                    raise  # nothing was booked: the round ends, and other shows go on
+                if not is_outage(error) and not streak:
+                    return _declined(groups, DeclineReason.LOCKED)  # nothing was booked: other shows go on
                 streak += 1
                 log.warning("booking_outcome_unknown", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))
@@ -321,8 +321,8 @@ class Assigner:
 
     async def _return_unsent(self, worker: UUID, tokens: Sequence[int]) -> None:
         """Booked but not sent: counts as one failed dispatch."""
-        REFUSALS.labels("publish_failed").inc(len(tokens))
-        ends = [AttemptResult(token, AttemptStatus.REFUSED, code="publish_failed") for token in tokens]
+        REFUSALS.labels(AttemptCode.PUBLISH_FAILED).inc(len(tokens))
+        ends = [AttemptResult(token, AttemptStatus.REFUSED, code=AttemptCode.PUBLISH_FAILED) for token in tokens]
         result = await self.finisher.finish_attempts(worker, ends)
         self.registry.release_allocations(worker, result.freed)
         for show, deleted in result.released.items():
@@ -411,7 +411,9 @@ class Assigner:
                 await self.queue.park(claimed_range.tokens, claimed_range.job)
             else:
                 error = "Its job has ended: submit it again, linked to the old one."
-                await self.queue.fail([FrameFailure(token, "job_ended", error) for token in claimed_range.tokens])
+                await self.queue.fail(
+                    [FrameFailure(token, AttemptCode.JOB_ENDED, error) for token in claimed_range.tokens]
+                )
 
 
 def _slice_by_worker(
@@ -469,6 +471,10 @@ def _booking_requests(
         charge = _charge(pending, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
         requests.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
     return requests
+
+
+def _declined(groups: BookingBatch, why: DeclineReason) -> list[BookingOutcome]:
+    return [BookingOutcome(declined=dict.fromkeys(group.tokens, why)) for group in groups]
 
 
 def _charge(pending: PendingQueue, pool: PoolId, job: JobId, layer: LayerId) -> Charge:

@@ -90,6 +90,7 @@ class Dispatcher:
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
         state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
         self.assigner = Assigner(backends, registry, finisher, state, self.clock)
+        self._locked_shows = backends.accounting.locked_shows
         self._wake = asyncio.Event()
         registry.capacity_listeners.append(self._capacity_grew)
         self._rounds: set[asyncio.Task[None]] = set()
@@ -176,7 +177,7 @@ class Dispatcher:
         while begun and len(self._rounds) < MAX_CONCURRENT_ROUNDS:
             begun = False
             for pending in self.pending_queues.schedulable():
-                if self._start_round(tasks, pending):
+                if not self._locked_shows.blocks(pending.key.show) and self._start_round(tasks, pending):
                     begun = True
                     break
 

@@ -16,6 +16,8 @@ FAIR_BATCH_FRAMES_MAX: Final = 64
 FAIR_BATCH_FRAMES_MIN: Final = 1
 AGEING_S: Final = 300.0
 """Waiting this long counts as one priority level."""
+AGEING_LEVELS_MAX: Final = 2.0
+"""More than this many levels are not gained: a long job of low priority stays behind urgent ones."""
 
 Shares = Mapping[tuple[ShowId, PoolId], tuple[int, int]]
 """Size and use of each subscription, in centicores."""
@@ -34,8 +36,8 @@ def share_usage(shares: Shares) -> dict[ShowId, ShareUsage]:
 
 
 def scheduling_key(usage: ShareUsage, priority: int, age_s: float) -> tuple[int, float, float, float]:
-    """Sort key of a queue: the smallest is served first."""
-    return (*usage, -(priority + age_s / AGEING_S), -age_s)
+    """Sort key of a queue whose first frame has waited for `age_s`: the smallest is served first."""
+    return (*usage, -(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
 def fair_frames_max(show: ShowId, cores: int, shares: Shares) -> int:

@@ -2,7 +2,8 @@
 
 A `PendingQueue` is a queue at one priority: lanes whose frames have the same placement and quota requirements, so one
 refused frame stands for all behind it. Order: the show furthest below its size in the pool, then priority with ageing,
-then age. A refused queue is skipped until a relevant change or until `BACKOFF_S` has passed.
+then age. The age is that of the first waiting frame as PostgreSQL stores it, so it is the same on every replica and
+starts anew when a queue was empty. A refused queue is skipped until a relevant change or until `BACKOFF_S` has passed.
 
 Entries may be stale: an empty one costs a claim that returns nothing; one whose notification was missed waits for the
 next full poll (`POLL_INTERVAL_S`).
@@ -126,13 +127,15 @@ class PendingQueues:
                 pending.lanes.append(candidate.lane)
             pending.waiting += candidate.waiting
             pending.parked += candidate.parked
-            pending.since_s = min(pending.since_s, now - ages.get(candidate.lane, 0.0)) if pending.waiting else now
+            _set_age(pending, ages, now)
         self._evict_idle(queues)
 
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
         matching = [pending for (name, _), pending in self.entries.items() if name == queue]
         for pending in matching:
+            if pending.waiting <= pending.parked:
+                pending.since_s = self._clock.monotonic()
             pending.waiting = max(pending.waiting, 1)
             pending.arrivals += 1
             pending.notified = True
@@ -292,6 +295,12 @@ class PendingQueues:
         if queues is None and len(self.entries) > 10_000:
             for at in [at for at, pending in self.entries.items() if not pending.waiting and not pending.busy]:
                 del self.entries[at]
+
+
+def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> None:
+    """Its age, and its lanes, the longest waiting first: a claim drains one after the other."""
+    pending.lanes.sort(key=lambda lane: ages.get(lane, -1.0), reverse=True)
+    pending.since_s = now - ages.get(pending.lanes[0], 0.0)
 
 
 def _sort_key(pending: PendingQueue, usage: ShareUsage, now: float) -> tuple[int, float, float, float]:

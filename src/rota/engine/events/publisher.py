@@ -7,7 +7,8 @@ PostgreSQL is the record; the stream EVENTS saves clients from polling for chang
   queue, a few milliseconds of events; its death is published (`rota.engine.events.server_presence`);
 - no event is published twice: a message with an unknown outcome is resent under the same id for `RESEND_WINDOW_S`,
   within NATS's deduplication window, and dropped after that, with a `reset`;
-- every published event is committed. A commit whose outcome is unknown is not published.
+- every published event is committed. A commit whose outcome is unknown (its reply was lost) is not published: it may
+  not have happened. This server publishes a `reset` in its place, as soon as NATS accepts it.
 
 Messages are at least `MIN_PUBLISH_INTERVAL_S` apart, so a busy server sends few large ones. Names and ids of shows are
 looked up here, in the background, not by the emitters.
@@ -69,11 +70,13 @@ class QueuedEvent(NamedTuple):
 class InFlightMessage:
     """A message until its publication is confirmed."""
 
-    def __init__(self, message: BusMessage, events: int, dropped: int) -> None:
+    def __init__(self, message: BusMessage, events: int, dropped: int, *, unconfirmed: bool) -> None:
         self.message = message
         self.events = events
         self.dropped = dropped
         """Number of events dropped before it, as its `reset` says."""
+        self.unconfirmed = unconfirmed
+        """Whether it has a `reset` for unconfirmed commits."""
         self.sent_at: float | None = None
         """Time of the first attempt with an unknown outcome."""
 
@@ -95,6 +98,7 @@ class EventPublisher:
         self._queue: deque[QueuedEvent] = deque()
         self._queued_events = 0
         self._dropped = 0
+        self._unconfirmed = False
         self._in_flight: InFlightMessage | None = None
         self._pending = asyncio.Event()
         self._name = uuid4().hex
@@ -140,6 +144,11 @@ class EventPublisher:
     ) -> None:
         self.emit(DEAD_LETTER_KIND, show=show, jobs=jobs, what=what, reason=reason)
 
+    def report_unconfirmed(self) -> None:
+        """A commit may have happened without its events: publish a `reset`. Never blocks, never fails."""
+        self._unconfirmed = True
+        self._pending.set()
+
     async def run(self, life: Lifecycle) -> None:
         async with asyncio.TaskGroup() as tasks:
             publishing = tasks.create_task(self._publish_loop())
@@ -150,7 +159,7 @@ class EventPublisher:
 
     async def publish(self) -> None:
         """Publish everything queued now; a message is kept until the stream has it."""
-        while self._in_flight is not None or self._queue or self._dropped:
+        while self._in_flight is not None or self._queue or self._dropped or self._unconfirmed:
             if self._in_flight is None:
                 self._in_flight = await self._next_message()
             await self._send(self._in_flight)
@@ -179,9 +188,11 @@ class EventPublisher:
         if self._shows is not None:
             await self._shows.ensure_loaded(event.show for event in islice(self._queue, MESSAGE_GROUPS_MAX))
         groups: list[EventGroup] = []
-        events, dropped = 0, self._dropped
+        events, dropped, unconfirmed = 0, self._dropped, self._unconfirmed
         if dropped:
             groups.append(EventGroup(RESET_KIND, self._clock.now_ms(), facts={"because": "dropped", "events": dropped}))
+        if unconfirmed:
+            groups.append(EventGroup(RESET_KIND, self._clock.now_ms(), facts={"because": "unconfirmed"}))
         while self._queue and len(groups) < MESSAGE_GROUPS_MAX:
             if events and events + self._queue[0].size > MESSAGE_EVENTS_MAX:
                 break
@@ -190,10 +201,11 @@ class EventPublisher:
             events += event.size
         self._queued_events -= events
         self._dropped -= dropped
+        self._unconfirmed = False
         message = BusMessage(
             subject=EVENTS_SUBJECT, data=encode(EventMessage(groups)), msg_id=f"{self._name}:{next(self._numbers)}"
         )
-        return InFlightMessage(message, events, dropped)
+        return InFlightMessage(message, events, dropped, unconfirmed=unconfirmed)
 
     def _event_group(self, event: QueuedEvent) -> EventGroup:
         show, name = self._shows.resolve(event.show) if self._shows is not None else (None, None)
@@ -221,6 +233,7 @@ class EventPublisher:
     def _give_up(self, sending: InFlightMessage, reason: str) -> None:
         self._in_flight = None
         self._dropped += sending.dropped
+        self._unconfirmed = self._unconfirmed or sending.unconfirmed
         self._drop(sending.events, reason)
 
     def _drop(self, events: int, reason: str) -> None:

@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import Final
 
 from rota.accounting.ledger import DeclineReason
-from rota.accounting.limits_snapshot import LimitsSnapshot
 from rota.api.explanation import BlockingJob, Cause, Holder, LimitAmounts, QueuePosition, Refuser, RefuserKind
 from rota.engine.dispatch.pending_queues import PendingPosition
 from rota.engine.explain.cause import cause
-from rota.engine.explain.placement_and_quota import PoolQuotaRefusal
+from rota.engine.explain.placement_and_quota import PoolQuotaRefusal, RefusalUsage
 from rota.engine.explain.policy_causes import approval_pending_cause, policy_pending_cause
 from rota.engine.queries.jobs import JobView, Layer
 from rota.infra.postgres import Record
@@ -57,8 +56,13 @@ def job_causes(
         yield _tenant_limit(job, row["jobs_before"], row["jobs_max"], holders)
     if row["dispatch_failures"]:
         times = "once" if row["dispatch_failures"] == 1 else f"{row['dispatch_failures']} times"
-        sentence = f"Assigning it to a worker failed {times}{_reason_suffix(job.reason)} and is retried."
-        yield cause(Reason.DISPATCH_FAILED, sentence, next_try="after a pause that doubles with every failure")
+        sentence = f"Assigning it to a worker failed {times}{_reason_suffix(row['dispatch_error'])} and is retried."
+        yield cause(
+            Reason.DISPATCH_FAILED,
+            sentence,
+            next_at=row["ts_dispatch_retry"],
+            next_try="after a pause that doubles with every failure",
+        )
     if row["leader"] is None:
         yield cause(Reason.NO_SERVER, refuser=Refuser("server", "none is up"))
     elif not bus_connected:
@@ -153,16 +157,16 @@ def placement_cause(
 
 
 def quota_cause(
-    job: JobView, layer: Layer, pool_refusal: PoolQuotaRefusal, limits: LimitsSnapshot, holders: Sequence[Holder]
+    job: JobView, layer: Layer, pool_refusal: PoolQuotaRefusal, usage: RefusalUsage, holders: Sequence[Holder]
 ) -> Cause:
     """A limit that refuses a frame now, or will once others have started."""
     refusal, pool, level = pool_refusal.refusal, pool_refusal.pool_name, pool_refusal.level
     code, cores = Reason.of_level(level), refusal.resource is Resource.CORES
-    have = limits.usage_at(level, pool_refusal.pool).of(refusal.resource)
+    have, next_try = usage.counted, None
     amounts = LimitAmounts(
         "cores" if cores else "gpus", *(_display_amount(n, cores=cores) for n in (have, refusal.asked, refusal.limit))
     )
-    if level is Level.SUBSCRIPTION and pool_refusal.pool not in limits.shares:
+    if level is Level.SUBSCRIPTION and not usage.has_share:
         sentence = f"The show {job.show} has no share of the pool {pool}."
         remedy = f"`rota sub create {job.show} {pool} --size CORES --burst CORES` gives it one."
     else:
@@ -184,11 +188,31 @@ def quota_cause(
             what="cores" if cores else "gpus",
             n=n,
         )
+        if excess := usage.excess(refusal):
+            above, record = (_format_amount(n, cores=cores) for n in (excess, have - excess))
+            sentence = (
+                f"{_limit_subject(job, layer, pool, level)} uses {used} of {limit} {unit} by the live count, which is"
+                f" {above} above the record of {record}: ended frames are still being released."
+            )
+            remedy = "Wait: servers compare the two after every death of a server, and release the rest within 5 s."
+            next_try = "when the live count is repaired"
     refuser = Refuser(_REFUSER_KINDS[level], _limit_name(job, layer, pool, level))
-    return cause(code, sentence, remedy=remedy, layer=layer, refuser=refuser, amounts=amounts, holders=holders)
+    return cause(
+        code,
+        sentence,
+        remedy=remedy,
+        layer=layer,
+        refuser=refuser,
+        amounts=amounts,
+        holders=holders,
+        next_try=next_try,
+    )
 
 
 def accounting_unavailable(layer: Layer, why: DeclineReason | None) -> Cause:
+    if why is DeclineReason.LOCKED:
+        sentence = "Another session holds a lock of its show in PostgreSQL: its frames wait until that session ends."
+        return cause(Reason.BOOKS_UNAVAILABLE, sentence, layer=layer, refuser=Refuser("server", "PostgreSQL"))
     seeding = "Redis is being seeded with the accounts of its show, which takes moments."
     sentence = (
         seeding if why is DeclineReason.UNSEEDED else "Redis, which has the accounts of its show, does not respond."

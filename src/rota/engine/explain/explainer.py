@@ -23,7 +23,8 @@ from uuid import UUID
 
 import msgspec
 
-from rota.accounting.limits_snapshot import LimitsSnapshot, QuotaTarget, read_limits_snapshot
+from rota.accounting.ledger import DeclineReason
+from rota.accounting.limits_snapshot import LimitsSnapshot, QuotaTarget, read_limits_snapshot, read_recorded_usage
 from rota.accounting.service import AccountingService
 from rota.api.explanation import LAYERS_MAX, Cause, JobExplanation, QueuePosition, WaitingLayerView
 from rota.engine.dispatch.pending_queues import (
@@ -37,7 +38,7 @@ from rota.engine.dispatch.pending_queues import (
 from rota.engine.explain import causes
 from rota.engine.explain.ended_jobs import explain_ended_job
 from rota.engine.explain.estimate import RecentThroughput, estimate_start
-from rota.engine.explain.placement_and_quota import DispatchForecast, PoolQuotaRefusal, forecast_dispatch
+from rota.engine.explain.placement_and_quota import DispatchForecast, PoolQuotaRefusal, QuotaUsage, forecast_dispatch
 from rota.engine.explain.queries import ExplainQueries
 from rota.engine.queries.jobs import JobQueries, JobView, Layer
 from rota.engine.queries.workers import load_registry
@@ -214,6 +215,8 @@ class Explainer:
         place = QuotaTarget(key.show, key.folder, context.job.id, layer.id, key.dept)
         live = self._accounting.live if self._accounting else None
         limits = await read_limits_snapshot(self.database, place, live, by_rows=self._accounting is None)
+        if self._accounting is not None and key.show in self._accounting.locked_shows:
+            limits = msgspec.structs.replace(limits, undecided=DeclineReason.LOCKED)
         ask = Ask(key.cls.cores, key.cls.gpus)
         forecast = forecast_dispatch(
             partial(context.registry.preview_plan, key.cls), min(frames, BATCH_FRAMES_MAX), limits, ask
@@ -228,7 +231,12 @@ class Explainer:
             else None
         )
         refusals = forecast.refused if forecast.placed else _refusals_in_every_pool(ask, limits, pools)
-        found = [await self._quota_cause(context.job, layer, key, each, limits) for each in refusals]
+        # Unmanaged shows are counted in PostgreSQL alone.
+        live_only = limits.managed and limits.undecided is None and self._accounting is not None
+        recorded = await read_recorded_usage(self.database, place) if refusals and live_only else None
+        found = [
+            await self._quota_cause(context.job, layer, key, each, QuotaUsage(limits, recorded)) for each in refusals
+        ]
         if limits.undecided is not None:
             found = [causes.accounting_unavailable(layer, limits.undecided)]
         if failure is not None:
@@ -236,7 +244,7 @@ class Explainer:
         return forecast, found
 
     async def _quota_cause(
-        self, job: JobView, layer: Layer, key: QueueKey, refusal: PoolQuotaRefusal, limits: LimitsSnapshot
+        self, job: JobView, layer: Layer, key: QueueKey, refusal: PoolQuotaRefusal, usage: QuotaUsage
     ) -> Cause:
         ids: dict[Level, UUID] = {
             Level.SUBSCRIPTION: refusal.pool,
@@ -246,7 +254,7 @@ class Explainer:
             Level.POINT: key.dept,
         }
         holders = await self._queries.limit_holders(key.show, refusal.level, ids[refusal.level])
-        return causes.quota_cause(job, layer, refusal, limits, holders)
+        return causes.quota_cause(job, layer, refusal, usage.against(refusal, ids[refusal.level]), holders)
 
     async def _placement_cause(self, layer: Layer, key: QueueKey, failure: PlacementFailure) -> Cause:
         full = failure.found.reason is Reason.POOL_OVERLOADED

@@ -9,14 +9,16 @@ other limit refuses wherever a frame would run. It is dispatch without side effe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
+from uuid import UUID
 
 import msgspec
 
+from rota.accounting.ledger import QuotaKey
 from rota.accounting.limits_snapshot import LimitsSnapshot
 from rota.model.ids import PoolId
-from rota.model.quota import Ask, Level, Refusal
+from rota.model.quota import Ask, Level, Refusal, Usage
 from rota.model.reasons import Reason
 from rota.placement import PlacementPlan
 
@@ -35,6 +37,36 @@ class PoolQuotaRefusal(msgspec.Struct, frozen=True):
     @property
     def level(self) -> Level:
         return self.refusal.table
+
+
+class RefusalUsage(msgspec.Struct, frozen=True):
+    """Usage of a refused resource by the count that refused it, and by the record if they may differ."""
+
+    counted: int
+    recorded: int | None
+    has_share: bool
+
+    def excess(self, refusal: Refusal) -> int:
+        """How much the count is above the record, if the frame would fit by the record; 0 otherwise."""
+        starts_some = refusal.current > self.counted
+        if starts_some or self.recorded is None or self.recorded + refusal.asked > refusal.limit:
+            return 0
+        return max(0, self.counted - self.recorded)
+
+
+class QuotaUsage(msgspec.Struct, frozen=True):
+    """The limits with the count that decides, and usage by the record (None: the record itself decides)."""
+
+    limits: LimitsSnapshot
+    recorded: Mapping[QuotaKey, Usage] | None
+
+    def against(self, pool_refusal: PoolQuotaRefusal, key: UUID) -> RefusalUsage:
+        level, resource = pool_refusal.level, pool_refusal.refusal.resource
+        return RefusalUsage(
+            counted=self.limits.usage_at(level, pool_refusal.pool).of(resource),
+            recorded=None if self.recorded is None else self.recorded.get((level, key), Usage()).of(resource),
+            has_share=pool_refusal.pool in self.limits.shares,
+        )
 
 
 class DispatchForecast(msgspec.Struct, frozen=True, kw_only=True):

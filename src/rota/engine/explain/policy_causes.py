@@ -18,7 +18,7 @@ def policy_pending_cause(job: JobView, ask_at: datetime | None) -> Cause:
     """The policy has not decided, is unavailable, or throttles the job."""
     known = {reason.value: reason for reason in Reason if reason.tier is Tier.BLOCKED}
     code = known.get(job.reason or "", Reason.POLICY_PENDING)
-    detail = job.reason if job.reason not in (None, code.value, "approved") else None
+    detail = job.reason if job.reason not in (None, code.value, Reason.APPROVED.value) else None
     sentence = f"{code.meaning.rstrip('.')}: {detail}." if detail else code.meaning
     if job.policy is not None and code is Reason.POLICY_THROTTLED:
         sentence = f"{code.meaning.rstrip('.')} ({rule_text(job.policy)})."

@@ -55,7 +55,9 @@ ORDER BY u.cores DESC, u.gpus DESC, u.id
 
 -- name: explain_job
 -- State of job $1 that can block it besides its frames, and the leader by the lease $2.
-SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.dispatch_failures, j.ts_ask_at, m.jobs_max,
+SELECT j.pk_show, j.pk_folder, j.pk_dept, j.ends_as, j.ts_ask_at,
+       CASE WHEN j.ts_dispatch_retry > clock_timestamp() THEN j.dispatch_failures ELSE 0 END AS dispatch_failures,
+       j.dispatch_error, j.ts_dispatch_retry, m.jobs_max,
        CASE WHEN m.jobs_max IS NOT NULL AND j.state = 'SCHEDULED'
                  AND NOT EXISTS (SELECT FROM rota.job_slot t WHERE t.pk_job = j.pk_job)
             THEN rota.job_slots_used(j.pk_show) END AS jobs_before,

@@ -199,11 +199,12 @@ BEGIN
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
 END $$;
 
--- The success path: frames without a result, all of one worker. This one statement ends them completely.
+-- The success path: frames without a result, all of one worker. This one statement ends them completely. Frames of a
+-- locked show are ended later (`rota.accounting.show_isolation`): those of other shows must not wait for it.
 CREATE OR REPLACE FUNCTION rota.frames_succeed(
   host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
 ) RETURNS SETOF rota.frame_told
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
   asked bigint;
   held bigint;

@@ -1,9 +1,9 @@
--- An admitted job that another limit has kept from booking for a while does not occupy a place.
+-- An admitted job that another limit has kept from its first booking for a while does not occupy a place.
 CREATE OR REPLACE FUNCTION rota.job_slots_used(of_show uuid) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
   SELECT count(*) FROM rota.job_slot s JOIN rota.job j ON j.pk_job = s.pk_job
   WHERE s.pk_show = of_show AND (
-    j.state <> 'SCHEDULED' OR s.ts_taken > clock_timestamp() - interval '30 s'
+    j.state <> 'SCHEDULED' OR j.history @> '[["DISPATCHED"]]' OR s.ts_taken > clock_timestamp() - interval '30 s'
     OR EXISTS (SELECT FROM rota.proc p WHERE p.pk_job = s.pk_job))
 $$;
 

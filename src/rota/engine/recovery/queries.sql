@@ -22,6 +22,10 @@ UNION ALL
    AND pk_job <> ALL ($2::uuid[])
  ORDER BY ts_wait_until LIMIT $1::integer)
 
+-- name: jobs_reschedule
+-- Set jobs back to SCHEDULED that have no booked frame, now and before ($1); returns all without one.
+SELECT pk_job, pk_show, topic FROM rota.jobs_reschedule($1::uuid[])
+
 -- name: procs_all
 -- Procs after token $1, a page of $2: the age of the booking, and whether its job has ended meanwhile.
 SELECT p.token, p.pk_host, p.pk_job, extract(epoch FROM clock_timestamp() - p.ts_booked)::float8 AS age_s, l.pk_layer IS NULL AS ended, l.work
@@ -42,8 +46,8 @@ UPDATE rota.worker SET state = $2::text, ts_ended = clock_timestamp() WHERE pk_h
 SELECT h AS pk_host, w.state FROM unnest($1::uuid[]) AS h LEFT JOIN rota.worker w ON w.pk_host = h WHERE w.state IS DISTINCT FROM 'up'
 
 -- name: workers_up
--- Workers that have neither signed off nor been declared lost.
-SELECT pk_host, str_name, pool, extract(epoch FROM clock_timestamp() - ts_up)::float8 AS age_s FROM rota.worker WHERE state = 'up'
+-- Workers that have neither signed off nor been declared lost, and the interval of their heartbeats.
+SELECT pk_host, str_name, pool, heartbeat_s, extract(epoch FROM clock_timestamp() - ts_up)::float8 AS age_s FROM rota.worker WHERE state = 'up'
 
 -- name: upkeep_caps
 -- Delete the caps of $1 jobs that have ended; number of jobs by show.
@@ -61,6 +65,14 @@ WHERE ((d.day + 1)::timestamp AT TIME ZONE 'UTC') <= $2::timestamptz GROUP BY d.
 -- name: upkeep_drop
 -- Drop day $2 of table $1.
 SELECT rota.day_drop($1::text, $2::date)
+
+-- name: upkeep_items
+-- Requests with a pointer to the items of a map, which may be older than $1: those of live jobs, and of jobs that lived
+-- across a midnight. Only these requests contain the name of the field, or a text equal to it.
+SELECT j.request FROM rota.job j WHERE position('items_at'::bytea IN j.request) > 0
+UNION ALL SELECT d.request FROM rota.job_done d
+  WHERE d.ts_submitted < $1::timestamptz + interval '1 day' AND position('items_at'::bytea IN d.request) > 0
+    AND (d.ts_submitted AT TIME ZONE 'UTC')::date < (d.ts_finished AT TIME ZONE 'UTC')::date
 
 -- name: upkeep_keys
 -- Delete up to $2 idempotency keys from before $1 whose jobs are not live.

@@ -33,13 +33,15 @@ from rota.engine.completion import report_consumer
 from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
 from rota.engine.completion.retry_decision import WORKER_LOST
+from rota.engine.dispatch.state_writer import JobStateChange
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease
 from rota.infra.postgres import query
 from rota.infra.telemetry import metrics
-from rota.model.errors import PostgresBusy, Unavailable
+from rota.model.error_reactions import is_outage
+from rota.model.heartbeats import silent_after_s
 from rota.model.ids import JobId
-from rota.model.job_states import JobState
+from rota.model.job_states import RESCHEDULE_AFTER_S, JobState
 from rota.model.jobs.work import Work
 from rota.model.protocol import (
     CANCEL_SUBJECT,
@@ -50,6 +52,7 @@ from rota.model.protocol import (
     WorkerLiveness,
     encode,
 )
+from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import ReconcilerSettings
 from rota.model.token_ranges import TokenRange, to_ranges
 from rota.placement import WorkerRegistry
@@ -62,15 +65,12 @@ ALL_PROCS = query(__package__, "procs_all")
 ENDING_JOBS = query(__package__, "jobs_ending")
 OVERDUE_JOBS = query(__package__, "jobs_overdue")
 RELEASE_MISSED_DEPENDENTS = query(__package__, "jobs_forgotten")
+RESCHEDULE = query(__package__, "jobs_reschedule")
 
 log = structlog.get_logger(__name__)
 
 LEASE: Final = "rota:reconciler:default"
 TICK_INTERVAL_S: Final = 0.5
-SILENT_INTERVALS: Final = 1.75
-SILENT_MIN_S: Final = 3.5
-"""A worker is silent after `SILENT_INTERVALS` of its heartbeat interval: 3.5 s for 2 s, so that with the tick a lost
-worker's frames are queued again within 5 s."""
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
 """Limit for the first heartbeat: after registration, and after this replica began to listen. NATS clients reconnect
 within 5 s."""
@@ -89,11 +89,6 @@ STALE_JOBS = metrics.gauge("rota_stale_jobs", "Overdue jobs found by the last pa
 UNREPORTED_FRAMES = metrics.counter("rota_frames_unheld", "Frames that were booked and never reached their worker.")
 
 _WORK = msgspec.msgpack.Decoder(Work)
-
-
-def silent_after_s(heartbeat_interval_s: float) -> float:
-    """How long a live worker may be silent."""
-    return max(SILENT_MIN_S, SILENT_INTERVALS * heartbeat_interval_s)
 
 
 class HeartbeatSnapshot:
@@ -119,7 +114,6 @@ class EngineReconciler(LeaderLoop):
         finisher: Finisher,
         on_completion: Callable[[UUID, CompletionResult], None],
         limits: ReconcilerSettings,
-        silent_s: float,
     ) -> None:
         super().__init__(backends.leases, LEASE, kind="reconciler")
         self.database = backends.database
@@ -130,7 +124,6 @@ class EngineReconciler(LeaderLoop):
         self.canceller = finisher.canceller
         self._on_completion = on_completion
         self._limits = limits
-        self._silent_s = silent_s
         self._clock: Clock = SystemClock()
         self._events = finisher.publisher.events
         self._elected_at = 0.0
@@ -138,6 +131,7 @@ class EngineReconciler(LeaderLoop):
         self._orphans_until = 0.0
         self._skipped_until: dict[UUID, float] = {}
         self._draining: set[UUID] = set()
+        self._idle_jobs: list[UUID] = []
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
         self._elected_at = self._clock.monotonic()
@@ -152,6 +146,7 @@ class EngineReconciler(LeaderLoop):
             LeaderStep("requeue_orphans", ALLOCATION_CHECK_INTERVAL_S, self.requeue_orphans),
             LeaderStep("release_missed_dependents", ALLOCATION_CHECK_INTERVAL_S, self.release_missed_dependents),
             LeaderStep("end_overdue", TICK_INTERVAL_S, self.end_overdue),
+            LeaderStep("reschedule_idle_jobs", RESCHEDULE_AFTER_S, self.reschedule_idle_jobs),
         ]
 
     def on_step_failed(self, step: str, error: Exception) -> None:
@@ -160,8 +155,8 @@ class EngineReconciler(LeaderLoop):
     async def expire_silent_workers(self, lease: Lease) -> list[UUID]:
         """Declare workers lost whose heartbeats stopped; returns them."""
         rows = await self.database.rows(LIVE_WORKERS)
-        silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"])]
-        if not silent or not self._can_detect_silence():
+        silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"], row["heartbeat_s"])]
+        if not silent:
             return []
         for row in silent:
             await self._end_worker(lease, row["pk_host"], row["str_name"], row["pool"])
@@ -169,20 +164,24 @@ class EngineReconciler(LeaderLoop):
         await self._broadcast_liveness()
         return [row["pk_host"] for row in silent]
 
-    def _is_silent(self, worker: UUID, age_s: float) -> bool:
+    def _is_silent(self, worker: UUID, age_s: float, heartbeat_s: float) -> bool:
+        """Judged by the heartbeat interval of its own session."""
+        silent_s = silent_after_s(heartbeat_s)
+        if not self._can_detect_silence(silent_s):
+            return False
         known, now = self.registry.workers.get(worker), self._clock.monotonic()
         since = self.members.hears_itself_since or now
         if known is None or not known.confirmed or known.last_heartbeat_at < since:
             # Not heard since we listen: it may still be connecting again.
-            return min(age_s, now - since) > max(FIRST_HEARTBEAT_TIMEOUT_S, self._silent_s)
-        return now - known.last_heartbeat_at > self._silent_s
+            return min(age_s, now - since) > max(FIRST_HEARTBEAT_TIMEOUT_S, silent_s)
+        return now - known.last_heartbeat_at > silent_s
 
-    def _can_detect_silence(self) -> bool:
-        """Whether silence is evidence: we have led, and received our own heartbeats, for longer than the timeout."""
+    def _can_detect_silence(self, silent_s: float) -> bool:
+        """Whether such a silence is evidence: we have led, and received our own heartbeats, for longer."""
         since = self.members.hears_itself_since
         if since is None or self.members.is_isolated():
             return False
-        return self._clock.monotonic() - max(since, self._elected_at) > self._silent_s + 2 * TICK_INTERVAL_S
+        return self._clock.monotonic() - max(since, self._elected_at) > silent_s + 2 * TICK_INTERVAL_S
 
     async def _report_draining(self) -> None:
         draining = {worker.id: worker for worker in self.registry.workers.values() if worker.draining}
@@ -203,7 +202,7 @@ class EngineReconciler(LeaderLoop):
         if state == "lost":
             self._lost[worker] = self._clock.monotonic()
             LOST_WORKERS.inc()
-            log.warning("worker_lost", worker=name, silent_s=self._silent_s)
+            log.warning("worker_lost", worker=name)
 
     async def _requeue_recent_orphans(self) -> None:
         """Shortly after an election or the loss of a worker, look for orphans at every tick."""
@@ -228,6 +227,14 @@ class EngineReconciler(LeaderLoop):
             if len(rows) < BATCH:
                 break
         return rescued
+
+    async def reschedule_idle_jobs(self) -> None:
+        """Set jobs back to SCHEDULED that had no booked frame at the last call either: all their frames wait."""
+        rows = await self.database.rows(RESCHEDULE, self._idle_jobs)
+        changed = [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in rows if row["topic"]]
+        self._idle_jobs = list({row["pk_job"] for row in rows} - {change.job for change in changed})
+        if changed:
+            self._events.job_states_changed(JobState.SCHEDULED, changed)
 
     async def release_missed_dependents(self) -> int:
         """Release jobs whose dependency ended while they were being submitted; returns how many."""
@@ -281,15 +288,21 @@ class EngineReconciler(LeaderLoop):
             UNREPORTED_FRAMES.inc(len(tokens))
             log.warning("frames_unreported", worker=str(worker), frames=len(tokens))
             for part in _batches(tokens):
-                ends = [AttemptResult(token, AttemptStatus.REFUSED, code="dispatch_lost") for token in part]
+                ends = [
+                    AttemptResult(token, AttemptStatus.REFUSED, code=Reason.DISPATCH_TIMEOUT.value) for token in part
+                ]
                 self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
 
     async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
         for worker, tokens in overdue.items():
             for part in _batches(tokens):
-                ends = [AttemptResult(token, AttemptStatus.TIMEOUT, code="running_timeout") for token in part]
+                ends = [
+                    AttemptResult(token, AttemptStatus.TIMEOUT, code=Reason.RUNNING_TIMEOUT.value) for token in part
+                ]
                 self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
-            await self.bus.publish_core(CANCEL_SUBJECT, encode(CancelFrames(to_ranges(tokens), "running_timeout")))
+            await self.bus.publish_core(
+                CANCEL_SUBJECT, encode(CancelFrames(to_ranges(tokens), Reason.RUNNING_TIMEOUT.value))
+            )
 
     async def end_overdue(self) -> None:
         """End jobs past their deadline or max_wait, and continue terminations that were interrupted."""
@@ -316,7 +329,7 @@ class EngineReconciler(LeaderLoop):
             try:
                 await end()
             except Exception as error:
-                if isinstance(error, Unavailable) and not isinstance(error, PostgresBusy):
+                if is_outage(error):
                     raise
                 # Any other failure, such as a lock, concerns this job only; the pass goes on with the others.
                 if not retries_left:
@@ -329,7 +342,9 @@ class EngineReconciler(LeaderLoop):
         now = self._clock.monotonic()
         self._lost = {worker: at for worker, at in self._lost.items() if now - at < LOST_BROADCAST_S}
         alive = [
-            worker.id for worker in self.registry.workers.values() if now - worker.last_heartbeat_at < self._silent_s
+            worker.id
+            for worker in self.registry.workers.values()
+            if now - worker.last_heartbeat_at < worker.silent_after_s
         ]
         unknown = {row["pk_host"] for row in await self.database.rows(ENDED_WORKERS, alive)} if alive else set()
         lost = {*self._lost, *unknown, *self.registry.take_lost_heard()}

@@ -218,7 +218,7 @@ class Resubmitter:
         return ResubmitResult(layers[0]["pk_job"], submitted.job, sum(layer.frames.count for layer in plan.layers))
 
     async def _items(self, tx: Transaction, job: Record) -> ItemsByLayer:
-        """Items of mapped layers. They are retained from submission on, so a long job may outlive them."""
+        """Items of mapped layers; retained as long as the job."""
         details = decode_details(job["request"])
         if not details.items_at:
             return {}

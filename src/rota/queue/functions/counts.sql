@@ -188,7 +188,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Writes one delta, in the current mode. Amounts are signed. Lock order of all writers of counts: deltas, then
+-- Writes one delta, unless the mode is `scan`. Amounts are signed. Lock order of all writers of counts: deltas, then
 -- `queue_storage`, then the live counts.
 CREATE OR REPLACE FUNCTION rota.queue_count(
   of_slot integer, of_lane integer, waiting bigint DEFAULT 0, running bigint DEFAULT 0, completed bigint DEFAULT 0,
@@ -199,21 +199,11 @@ BEGIN
   INSERT INTO rota.queue_terminal_count_deltas
   SELECT t.last_value % 4, of_slot, of_lane, waiting, running, completed, cancelled, failed, deferred, dead
   FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger';
-  IF NOT FOUND THEN
-    INSERT INTO rota.queue_terminal_live_counts AS c
-    SELECT of_lane, of_slot, pg_backend_pid() % s.counter_stripes,
-           waiting, running, completed, cancelled, failed, deferred, dead
-    FROM rota.queue_storage AS s WHERE s.counter_mode = 'upsert'
-    ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
-      waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
-      completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
-      failed = c.failed + excluded.failed, deferred = c.deferred + excluded.deferred, dead = c.dead + excluded.dead;
-  END IF;
 END $$;
 
 -- Writers of counts either wait for the lock, with their rows uncommitted and thus invisible here, or have committed
 -- both. The tables are locked in the order of those writers.
-CREATE OR REPLACE FUNCTION rota.queue_rebuild_counts(mode text, stripes integer) RETURNS void
+CREATE OR REPLACE FUNCTION rota.queue_rebuild_counts(mode text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM rota.queue_read_committed();
@@ -221,10 +211,10 @@ BEGIN
     IN ACCESS EXCLUSIVE MODE;
   TRUNCATE rota.queue_terminal_count_deltas, rota.queue_terminal_live_counts;
   INSERT INTO rota.queue_terminal_live_counts
-  SELECT s.lane_id, s.ready_slot, 0, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
+  SELECT s.lane_id, s.ready_slot, s.waiting, s.running, s.completed, s.cancelled, s.failed, s.deferred, s.dead
   FROM rota.queue_scan() AS s WHERE coalesce(mode, '') <> 'scan';
   UPDATE rota.queue_storage SET counters_trusted = coalesce(mode, counter_mode) <> 'scan',
-    counter_mode = coalesce(mode, counter_mode), counter_stripes = coalesce(stripes, counter_stripes);
+    counter_mode = coalesce(mode, counter_mode);
 END $$;
 
 -- The counts of `queue_scan` for one slot, restricted to positions before (last_lane, upto).

@@ -1,5 +1,6 @@
 -- Folds deltas of closed delta partitions (turns) into the live counts. While an old snapshot would make updates pile
--- up dead rows, it only merges them into one delta per slot and lane. Returns the outcome per turn with deltas.
+-- up dead rows, it only merges them into one delta per slot and lane, and only where the partition can be truncated:
+-- deleted deltas would stay as dead rows and cost as much to read. Returns the outcome per turn with deltas.
 CREATE OR REPLACE FUNCTION rota.queue_fold(pinned boolean)
 RETURNS TABLE (turn integer, deltas bigint, done text)
 LANGUAGE plpgsql AS $$
@@ -17,6 +18,11 @@ BEGIN
     truncated := rota.queue_turn_lock(turn);
     IF truncated THEN
       moved := format('SELECT * FROM rota.queue_terminal_count_deltas_%s', turn);
+    ELSIF pinned THEN
+      deltas := 0;
+      done := 'in use';
+      RETURN NEXT;
+      CONTINUE;
     ELSE
       -- A transaction from before the turn changed is still open. Rows that are visible can go nevertheless.
       moved := format('DELETE FROM rota.queue_terminal_count_deltas_%s RETURNING *', turn);
@@ -58,8 +64,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT $1, ready_slot, lane_id, waiting, running, completed, cancelled, failed, deferred, dead FROM summed'
   ELSE '
     INSERT INTO rota.queue_terminal_live_counts AS c
-    SELECT lane_id, ready_slot, 0, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
-    ON CONFLICT (lane_id, ready_slot, stripe) DO UPDATE SET
+    SELECT lane_id, ready_slot, waiting, running, completed, cancelled, failed, deferred, dead FROM summed
+    ON CONFLICT (lane_id, ready_slot) DO UPDATE SET
       waiting = c.waiting + excluded.waiting, running = c.running + excluded.running,
       completed = c.completed + excluded.completed, cancelled = c.cancelled + excluded.cancelled,
       failed = c.failed + excluded.failed, deferred = c.deferred + excluded.deferred, dead = c.dead + excluded.dead'

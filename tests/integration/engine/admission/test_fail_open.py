@@ -64,7 +64,7 @@ async def test_default_fail_mode_is_closed(database, controller):
     assert await submit_and_decide(closed, "allow") == "PENDING"
 
 
-async def test_hanging_kernel_counts_as_unavailable(database, controller, monkeypatch):
-    monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.01)
+async def test_hanging_kernel_counts_as_unavailable(database, controller):
+    controller.kernel_timeout_s = 0.01
     controller.kernel = Hanging()
     assert await submit_and_decide(controller, "allow") == "SCHEDULED"

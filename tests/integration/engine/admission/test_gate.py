@@ -310,8 +310,8 @@ async def test_identical_jobs_share_one_policy_question(database, controller, ke
     assert sorted(kernel.jobs) == sorted(jobs)
 
 
-async def test_hanging_kernel_times_out_and_the_job_stays_pending(database, controller, monkeypatch):
-    monkeypatch.setattr("rota.engine.admission.controller.KERNEL_TIMEOUT_S", 0.01)
+async def test_hanging_kernel_times_out_and_the_job_stays_pending(database, controller):
+    controller.kernel_timeout_s = 0.01
     controller.kernel = Hanging()
     [job] = await submitted(database, "allow")
     await controller.decide_all([job])

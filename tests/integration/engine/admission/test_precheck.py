@@ -68,7 +68,7 @@ async def test_equal_decisions_are_stored_once(submitter, database, kernel):
 
 @pytest.mark.parametrize("how", ["away", "crash", "short", "hangs"])
 async def test_kernel_failure_leaves_jobs_pending_and_starts_a_cool_down(submitter, database, kernel, monkeypatch, how):
-    monkeypatch.setattr("rota.engine.admission.precheck.KERNEL_TIMEOUT_S", 0.05)
+    submitter.ahead.kernel_timeout_s = 0.05
     kernel.fails = {"away": AWAY, "crash": ZeroDivisionError()}.get(how)
     kernel.miscounts = 1 if how == "short" else 0
     if how == "hangs":

@@ -8,6 +8,7 @@ import pytest
 from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.events.audit_source import LAST_ENTRY
 from rota.engine.events.server_presence import ServerPresence, subject_of
+from rota.infra import failpoints
 from rota.infra.clock import SystemClock
 from rota.model.errors import NotFound
 from rota.model.events import EventFilter
@@ -49,6 +50,34 @@ async def test_job_state_events_are_published_in_order_with_their_show(cluster):
     ended = await Reading(engine.event_stream, EventFilter(job=failed, kinds=("job.failed",)), before).until(1)
     assert ended[0].job == failed
     assert ended[0].facts.keys() == {"topic"}  # never the error text
+
+
+async def test_job_whose_end_lost_its_commit_reply_is_announced_by_a_reset(cluster, monkeypatch):
+    await cluster.show()
+    await cluster.worker()
+    engine = cluster.replica.engine
+    async with engine.event_stream.subscribe(EventFilter()):
+        before = engine.event_stream.place
+    gate = hanging("slow")
+    job = await cluster.submit("hang", "slow")
+    await cluster.running("slow")
+    finish, armed = engine.finisher.finish_attempts, set()
+
+    async def finish_without_a_reply(*args):
+        armed.add(asyncio.current_task())
+        return await finish(*args)
+
+    def lose_the_reply(place):
+        if place == "postgres.commit" and asyncio.current_task() in armed:
+            monkeypatch.undo()
+            raise failpoints.LostReply
+
+    monkeypatch.setattr(engine.finisher, "finish_attempts", finish_without_a_reply)
+    monkeypatch.setattr(failpoints, "after_send", lose_the_reply)
+    gate.set()
+    [reset] = await Reading(engine.event_stream, EventFilter(kinds=("reset",)), before).until(1, within_s=5)
+    assert reset.facts == {"because": "unconfirmed"}
+    assert await cluster.ended(job) == "SUCCEEDED"
 
 
 async def test_cancelled_and_retried_jobs_publish_events(cluster):
@@ -189,7 +218,7 @@ class ClockAhead(SystemClock):
 
 
 def a_member(bus, name):
-    return ClusterMembership(bus, lambda _owns: None, name)
+    return ClusterMembership(bus, lambda _owns: None, lambda: None, name)
 
 
 async def test_lost_server_publishes_a_reset_and_a_stopped_one_does_not(cluster):

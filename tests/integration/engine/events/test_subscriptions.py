@@ -9,9 +9,11 @@ import pytest
 from rota.engine.events import publisher as events_publisher
 from rota.engine.events import subscriptions
 from rota.engine.events.subscriptions import SlowConsumer
-from rota.infra.nats import BusMessage
+from rota.infra import failpoints
+from rota.infra.failpoints import FaultPlan
+from rota.infra.nats import BusMessage, PublishOutcome, PublishReceipt
 from rota.infra.nats.topology import EVENTS_STREAM, EVENTS_SUBJECT
-from rota.model.errors import NatsUnavailable
+from rota.model.errors import NatsUnavailable, PostgresUnavailable
 from rota.model.events import EventFilter, StreamPosition
 from tests.integration.engine.events.events_support import (
     ALL,
@@ -23,6 +25,7 @@ from tests.integration.engine.events.events_support import (
     running_stream,
 )
 from tests.integration.infra.nats_support import buses, delete_stream
+from tests.support.queue import sql
 from tests.support.waiting import until
 
 SIZES = (1, 3, 1, 7, 2, 5)
@@ -61,6 +64,36 @@ async def _all_ids(stream, publisher):
     await publish_events(publisher, SIZES)
     events = await Reading(stream, after=before).until(TOTAL)
     return before, [event.id for event in events]
+
+
+async def test_commit_whose_reply_is_lost_becomes_a_reset(bus, database, publisher, monkeypatch):
+    database.unknown_outcome_listeners.append(publisher.report_unconfirmed)
+    monkeypatch.setattr(failpoints, "after_send", FaultPlan({}, {}, {"postgres.commit": 1}).after_send)
+    async with running_stream(bus) as stream:
+        before = stream.place
+        with pytest.raises(PostgresUnavailable):
+            async with database.transaction() as tx:
+                await tx.run(sql("SELECT"))
+        await publish_events(publisher, [1])
+        reset, after = await Reading(stream, after=before).until(2)
+    assert (reset.kind, reset.facts) == ("reset", {"because": "unconfirmed"})
+    assert numbers([after]) == [0]
+
+
+async def test_reset_of_an_unconfirmed_commit_survives_a_refused_message(bus, publisher, monkeypatch):
+    async def refuse(messages):
+        return [PublishReceipt(PublishOutcome.REJECTED, reason="the stream is full") for _ in messages]
+
+    async with running_stream(bus) as stream:
+        before = stream.place
+        publisher.report_unconfirmed()
+        with monkeypatch.context() as patched:
+            patched.setattr(publisher.bus, "publish_many", refuse)
+            with pytest.raises(NatsUnavailable):
+                await publisher.publish()
+        await publisher.publish()
+        [reset] = await Reading(stream, after=before).until(1)
+    assert reset.facts == {"because": "unconfirmed"}
 
 
 async def test_resuming_after_any_event_neither_loses_nor_repeats(bus, publisher):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from rota.accounting import allocations
 from rota.engine.admission.decision import DeferAll
 from rota.engine.completion.canceller import END_AS
 from rota.engine.dispatch.metrics import WAITING_FRAMES, WAITING_JOBS
@@ -25,7 +26,9 @@ NO_LEASE = sql("DELETE FROM rota.lease")
 STARTED = sql("""
 UPDATE rota.job SET history = history || jsonb_build_array(jsonb_build_array(
   'DISPATCHED', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - 40000, NULL)) WHERE pk_job = $1::uuid""")
-FAILED_ONCE = sql("UPDATE rota.job SET dispatch_failures = 2, reason = 'publish_failed' WHERE pk_job = $1::uuid")
+DISPATCH_FAILED = sql("""
+UPDATE rota.job SET dispatch_failures = 2, dispatch_error = 'publish_failed',
+  ts_dispatch_retry = now() + make_interval(secs => $2) WHERE pk_job = $1::uuid""")
 
 
 @pytest.fixture
@@ -56,6 +59,25 @@ async def test_explain_quota_limit_gives_amounts_and_holders(rig):
     assert reason.next_try
     assert explanation.sentence == reason.sentence
     assert (explanation.known_by, explanation.not_known) == ("server", "")
+
+
+async def test_explain_release_lost_by_a_dead_server_says_that_the_live_count_is_above_the_record(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    first = await rig.submit("film", frames=4)
+    await rig.turn()
+    job = await rig.submit("film")
+    [full] = (await rig.explainer.explain(job)).reasons
+    assert "raises the limit" in full.remedy
+    [show] = await rig.accounting.admin.shows()
+    tokens = [row["token"] for row in await rig.database.rows(TOKENS, first)]
+    await allocations.delete(rig.database, show.id, tokens[:3])  # ended in PostgreSQL, not released in Redis
+    [reason] = (await rig.explainer.explain(job)).reasons
+    assert (reason.code, reason.amounts.have) == ("quota_subscription", 4)
+    assert "uses 4 of 4 cores by the live count, which is 3 above the record of 1" in reason.sentence
+    assert "within 5 s" in reason.remedy
+    assert "burst" not in reason.remedy
+    assert await rig.accounting.release_lost() == 3
+    assert (await rig.explainer.explain(job)).reasons == ()
 
 
 async def test_explain_used_up_subscription_lists_the_workers_of_the_next_pool(rig):
@@ -245,12 +267,22 @@ async def test_explain_lists_unavailable_servers_last(rig, redis):
     assert codes(await rig.explainer.explain(job)) == ["books_unavailable"]
     rig.bus.connected = False
     assert codes(await rig.explainer.explain(job)) == ["bus_unavailable", "books_unavailable"]
-    await rig.database.run(FAILED_ONCE, job)
+    await rig.database.run(DISPATCH_FAILED, job, 60.0)
     await rig.database.run(NO_LEASE)
     explanation = await rig.explainer.explain(job)
     assert codes(explanation) == ["dispatch_failed", "no_server", "books_unavailable"]
     assert "failed 2 times (publish_failed)" in explanation.reasons[0].sentence
     assert explanation.layers[0].starts == 0
+
+
+async def test_explain_forgets_a_failed_dispatch_once_it_is_retried(rig):
+    rig.beat("w", capabilities=("task.noop",))
+    job = await rig.submit("film")
+    await rig.database.run(DISPATCH_FAILED, job, 60.0)
+    [reason] = (await rig.explainer.explain(job)).reasons
+    assert (reason.code, reason.next_at is not None) == ("dispatch_failed", True)
+    await rig.database.run(DISPATCH_FAILED, job, 0.0)
+    assert codes(await rig.explainer.explain(job)) == []
 
 
 async def test_explain_of_one_layer_omits_others_and_an_unknown_layer_is_refused(rig):

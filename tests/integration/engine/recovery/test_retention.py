@@ -6,6 +6,7 @@ from itertools import pairwise
 from uuid import uuid4
 
 import asyncpg
+import msgspec
 import pytest
 
 from rota.engine.recovery.retention import DAYS_AHEAD, JOBS, LEASE, OLDEST_JOB, TABLES, RetentionMaintenance
@@ -14,7 +15,8 @@ from rota.infra import failpoints
 from rota.infra.blob_store import BlobStore
 from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
-from rota.model.errors import PostgresBusy, StaleFence
+from rota.model.errors import BlobMissing, PostgresBusy, StaleFence
+from rota.model.jobs.submission import decode_details
 from rota.model.settings.lifecycle import RetentionSettings
 from tests.integration.engine import engine_client
 from tests.support.jobs import NO_EVENTS, a_show, task
@@ -424,6 +426,34 @@ async def test_blobs_are_deleted_when_no_retained_job_references_them(database):
     await retention.tidy_store(None)
     kept = {bytes(row["data"]).decode() for row in await database.rows(sql("SELECT data FROM rota.blob"))}
     assert kept == {"live", "overnight", "result", "artifact"}
+
+
+async def test_items_of_a_map_older_than_the_retention_are_kept_while_the_job_is_retained(database):
+    await a_show(database)
+    store, submitter = BlobStore(database), Submitter(database, NO_EVENTS)
+    retention = RetentionMaintenance(database, Leases(database), store=store)
+    jobs = {}
+    for name in ("live", "overnight", "over"):
+        [submitted] = await submitter.submit([task(layer={"items": [name]})])
+        jobs[name] = submitted.job
+    items_at = {}
+    for name, job in jobs.items():
+        request = await database.value(sql("SELECT request FROM rota.job WHERE pk_job = $1"), job)
+        items_at[name] = decode_details(request).items_at
+    end = sql("""
+    WITH ended AS (DELETE FROM rota.job WHERE pk_job = $1 RETURNING *)
+    INSERT INTO rota.job_done (pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, request,
+                               ts_submitted, ts_finished, history, layers)
+    SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, 'SUCCEEDED', request,
+           now() - interval '41 days', now() - $2::interval, '[]', '{}' FROM ended""")
+    await database.run(end, jobs["overnight"], 2 * DAY)
+    await database.run(end, jobs["over"], 41 * DAY)
+    await database.run(sql("UPDATE rota.blob SET ts_put = now() - interval '40 days'"))
+    await retention.tidy_store(None)
+    for name in ("live", "overnight"):
+        assert msgspec.msgpack.decode(await store.get(items_at[name]), type=list[list[bytes]])
+    with pytest.raises(BlobMissing):
+        await store.get(items_at["over"])
 
 
 async def test_leader_measures_job_count_and_oldest_age_by_state(retention, lease, database):

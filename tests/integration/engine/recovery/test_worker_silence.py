@@ -80,6 +80,24 @@ async def test_heartbeat_interval_of_20_s_allows_a_silence_of_35_s(farm, seconds
     assert await farm.replica.engine.recovery.expire_silent_workers(None) == []
 
 
+async def test_heartbeat_interval_lowered_by_a_restart_does_not_apply_to_earlier_sessions(farm):
+    """The worker registered with 20 s; its server comes back with 2 s and knows it from the snapshot."""
+    await running_frame(farm)
+    [worker] = farm.replica.engine.registry.workers
+
+    async def in_snapshot():
+        return str(worker).encode() in (await farm.replica.redis.get("sys:workers:snapshot") or b"")
+
+    await until(in_snapshot, what="a snapshot with the worker")
+    farm.settings = msgspec.structs.replace(farm.settings, worker=Settings().worker, registry=Settings().registry)
+    restarted = await farm.server()
+    await until(lambda: restarted.engine.members.hears_itself_since, what="a server that may judge silence")
+    restarted.engine.registry.workers[worker].confirmed = True
+    heard(restarted, seconds_ago=34.0)
+    assert await restarted.engine.recovery.expire_silent_workers(None) == []
+    assert restarted.engine.registry.sweep() == 0, "it gets frames for as long as it may be silent"
+
+
 async def test_worker_silent_for_longer_than_its_heartbeat_interval_allows_is_lost(farm):
     await running_frame(farm)
     await until(lambda: lost_after_silence(farm, 36.0), what="the reconciler to declare it lost")

@@ -28,6 +28,13 @@ class DeferredGate:
         raise AssertionError
 
 
+REASONS = {
+    AdmissionVerdict.REQUIRE_APPROVAL: "approval_required",
+    AdmissionVerdict.DENY: "safety_denied",
+    AdmissionVerdict.WAIT: "policy_throttled",
+}
+
+
 class SynchronousGate:
     at_once = True
 
@@ -35,7 +42,7 @@ class SynchronousGate:
         self.verdicts = verdicts
 
     def decide(self, batch):
-        return [AdmissionDecision(verdict, f"why_{verdict}") for verdict in self.verdicts[: len(batch)]]
+        return [AdmissionDecision(verdict, REASONS.get(verdict, "")) for verdict in self.verdicts[: len(batch)]]
 
 
 @pytest.fixture
@@ -115,7 +122,7 @@ async def test_concurrent_admits_queue_each_job_once(submitter, database):
 async def test_only_pending_jobs_are_admitted(submitter, database):
     [one] = await submitter.submit([task()])
     async with database.transaction() as tx:
-        await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "why")
+        await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "approval_required")
     assert await admitted(database, [one.job]) == []
     assert await waiting(database) == 0
 
@@ -145,7 +152,7 @@ async def test_synchronous_gate_decides_during_submission(database, jobs):
     assert [one.state for one in submitted] == ["SCHEDULED", "APPROVAL_REQUIRED", "PENDING", "PENDING"]
     approval = await jobs.get(submitted[1].job)
     assert (approval.reason, [m.state for m in approval.history]) == (
-        "why_require_approval",
+        "approval_required",
         ["PENDING", "APPROVAL_REQUIRED"],
     )
     assert await waiting(database) == 1
@@ -163,19 +170,19 @@ async def test_all_decisions_are_applied_in_one_transaction(submitter, database,
 
     decisions = {
         allow: ALLOWED,
-        deny: AdmissionDecision(AdmissionVerdict.DENY, "rule 7"),
-        approval: AdmissionDecision(AdmissionVerdict.REQUIRE_APPROVAL, "needs_ann"),
+        deny: AdmissionDecision(AdmissionVerdict.DENY, "safety_denied"),
+        approval: AdmissionDecision(AdmissionVerdict.REQUIRE_APPROVAL, "approval_required"),
         wait: AdmissionDecision(AdmissionVerdict.WAIT, "policy_unavailable"),
     }
     async with database.transaction() as tx:
         settled = await apply_decisions(tx, decisions, finish)
     assert (settled.admitted, settled.held) == ([allow], [approval])
-    assert denied == {deny: ("rule 7", JobState.DENIED)}
+    assert denied == {deny: ("safety_denied", JobState.DENIED)}
     found = {job.id: (job.state, job.reason) for job in (await jobs.list()).items}
     assert found == {
         allow: ("SCHEDULED", None),
         deny: ("PENDING", "policy_pending"),
-        approval: ("APPROVAL_REQUIRED", "needs_ann"),
+        approval: ("APPROVAL_REQUIRED", "approval_required"),
         wait: ("PENDING", "policy_unavailable"),
         undecided: ("PENDING", "policy_pending"),
     }
@@ -184,7 +191,7 @@ async def test_all_decisions_are_applied_in_one_transaction(submitter, database,
 async def test_approved_job_is_sent_to_the_gate_once(submitter, database, jobs):
     [one] = await submitter.submit([task()])
     async with database.transaction() as tx:
-        await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "why")
+        await change_unqueued_state(tx, [one.job], JobState.PENDING, JobState.APPROVAL_REQUIRED, "approval_required")
     for expected in ([one.job], []):
         async with database.transaction() as tx:
             assert await approve(tx, [one.job]) == expected

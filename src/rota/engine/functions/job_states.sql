@@ -1,0 +1,52 @@
+-- Whether a text is a `Reason`; of the column `reason` of live jobs. A test compares the list with the code.
+CREATE OR REPLACE FUNCTION rota.is_reason(reason text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT reason IN (
+    'approval_expired', 'approval_rejected', 'approval_required', 'approval_stale_request', 'approved', 'behind',
+    'books_unavailable', 'bus_unavailable', 'cancelled', 'compensating', 'deadline_expired', 'deferred',
+    'dispatch_failed', 'dispatch_timeout', 'ending', 'fair_share', 'frame_failed', 'job_before_failed',
+    'max_retries_exceeded', 'max_wait_expired', 'news_waiting', 'no_pool_mapping', 'no_server', 'no_workers',
+    'output_quarantined', 'output_quarantined_async', 'paused', 'policy_pending', 'policy_throttled',
+    'policy_unavailable', 'pool_overloaded', 'queued', 'quota_folder', 'quota_job', 'quota_layer', 'quota_point',
+    'quota_subscription', 'run_paused', 'running_timeout', 'safety_denied', 'tenant_limit', 'unknown_task',
+    'waiting_on_job', 'waiting_on_run', 'worker_lost')
+$$;
+
+-- The history of a job with one more entry. The history of a job that goes to and fro for days keeps its first 20 and
+-- its last 60 entries, because every change writes it whole.
+CREATE OR REPLACE FUNCTION rota.history_add(history jsonb, state text, reason text) RETURNS jsonb
+LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN jsonb_array_length(history) < 80 THEN history ELSE (
+           SELECT jsonb_agg(e.entry ORDER BY e.at) FROM jsonb_array_elements(history) WITH ORDINALITY AS e (entry, at)
+           WHERE e.at <= 20 OR e.at > jsonb_array_length(history) - 60) END
+         || jsonb_build_array(jsonb_build_array(state, rota.now_ms(), reason))
+$$;
+
+-- Sets DISPATCHED and RUNNING jobs back to SCHEDULED that have no booked frame, now and when the caller last looked
+-- (`idle_before`): all their frames wait, for a retry, a worker or a limit. Returns every job without a booked frame;
+-- those that changed have a topic.
+-- Jobs are locked before their procs are read again, and `jobs_mark` skips locked jobs: a frame that is booked meanwhile
+-- is either seen here, or marks its job afterwards. EXCEPT is hashed or sorted whatever the statistics say.
+CREATE OR REPLACE FUNCTION rota.jobs_reschedule(idle_before uuid[])
+RETURNS TABLE (pk_job uuid, pk_show uuid, topic text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  idle uuid[] := ARRAY(
+    SELECT j.pk_job FROM rota.job j WHERE j.state IN ('DISPATCHED', 'RUNNING') AND j.ends_as IS NULL
+    EXCEPT SELECT p.pk_job FROM rota.proc p);
+  still uuid[] := ARRAY(SELECT i FROM unnest(idle) AS i INTERSECT SELECT b FROM unnest(idle_before) AS b);
+  locked uuid[];
+BEGIN
+  IF cardinality(still) > 0 THEN
+    locked := ARRAY(SELECT j.pk_job FROM rota.job j WHERE j.pk_job = ANY (still) FOR NO KEY UPDATE SKIP LOCKED);
+    RETURN QUERY
+    UPDATE rota.job j SET
+      state = 'SCHEDULED', reason = NULL, ts_updated = clock_timestamp(),
+      history = rota.history_add(j.history, 'SCHEDULED', NULL)
+    WHERE j.pk_job = ANY (ARRAY(SELECT l FROM unnest(locked) AS l EXCEPT SELECT p.pk_job FROM rota.proc p))
+      AND j.state IN ('DISPATCHED', 'RUNNING') AND j.ends_as IS NULL
+    RETURNING j.pk_job, j.pk_show, j.topic;
+  END IF;
+  RETURN QUERY SELECT i, NULL::uuid, NULL::text FROM unnest(idle) AS i;
+END $$;

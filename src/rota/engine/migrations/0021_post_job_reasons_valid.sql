@@ -1,0 +1,1 @@
+ALTER TABLE rota.job VALIDATE CONSTRAINT job_reason;
