@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import time
 import urllib.request
 from collections import Counter
 from http.client import HTTPException
@@ -77,17 +78,20 @@ START_S = 60.0
 class Actor:
     """A cluster process that can be restarted under the same name."""
 
-    def __init__(self, name, args, env, folder):
+    def __init__(self, name, args, env, folder, module="rota.cli"):
         self.name = name
         self.folder = folder
-        self._command = [sys.executable, "-m", "rota.cli", *args]
+        self._command = [sys.executable, "-m", module, *args]
         self._env = {**os.environ, **env}
         self._starts = itertools.count(1)
         self.process = None
         self.stopped = False
+        self.started_at = 0.0
+        """Of its last start, by the system's clock."""
 
     async def start(self, **arm):
         """`arm` holds failpoint variables such as CRASH_AT."""
+        self.started_at = time.time()
         self.log = self.folder / f"{self.name}.{next(self._starts)}.log"
         with self.log.open("wb") as out:
             self.process = await processes.start(self._command, stdout=out, stderr=out, env=self._env | arm, cwd=ROOT)
@@ -194,7 +198,8 @@ class Farm:
         if managed:
             await self.accounting.change(lambda admin: admin.set_managed(name, True, actor="test"))
 
-    async def start(self, *, servers=2, workers=3, slots=8, heartbeat_s=2.0):
+    async def start(self, *, servers=2, workers=3, slots=8, heartbeat_s=2.0, worker=None):
+        """`worker`: more arguments of `add_worker`."""
         await self._link("test", "postgres")
         url = self.links["test", "postgres"].url(self.urls["postgres"]) if self._linked else self.urls["postgres"]
         self.submitting = await Database.open(
@@ -206,12 +211,12 @@ class Farm:
         for number in range(servers):
             await self.add_server(f"server{number}", heartbeat_s=heartbeat_s)
         for number in range(workers):
-            await self.add_worker(f"worker{number}", slots=slots)
+            await self.add_worker(f"worker{number}", slots=slots, **(worker or {}))
         if servers:
             await self.until_workers(workers)
         self._sampling = asyncio.create_task(self._sample_periodically())
 
-    async def add_server(self, name, *, heartbeat_s=2.0, **env):
+    async def add_server(self, name, *, heartbeat_s=2.0, module="rota.cli", **env):
         port = free_port()
         env = {
             "ROTA_LISTEN_PORT": str(port),
@@ -221,7 +226,7 @@ class Farm:
             **{f"ROTA_{kind.upper()}_URL": await self._url(name, kind) for kind in self.urls},
             **env,
         }
-        server = Actor(name, ["server"], env, self.folder)
+        server = Actor(name, ["server"], env, self.folder, module)
         server.port = port
         self.servers.append(server)
         return await server.start()
@@ -238,6 +243,7 @@ class Farm:
         }
         args = ["worker", app, "--name", name, "--pool", pool, "--slots", str(slots), "--cores", str(slots)]
         worker = Actor(name, [*args, "--memory", "64GiB", "--gpus", "0"], env, self.folder)
+        worker.slots = slots
         self.workers.append(worker)
         return await worker.start()
 
@@ -432,6 +438,8 @@ class Farm:
                 if what == "began":
                     runs.append(Run(*about, at))
                     latest[runs[-1].token] = runs[-1]
+                elif what == "raised":
+                    latest[about[4]].raised = True
                 else:
                     latest[about[4]].ended = at
         return runs

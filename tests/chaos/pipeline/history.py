@@ -58,6 +58,7 @@ class Run:
     worker: str
     began: float
     ended: float | None = None
+    raised: bool = False
 
 
 @dataclass

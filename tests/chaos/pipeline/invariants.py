@@ -41,21 +41,28 @@ async def _rows(database, shows):
 
 
 async def _read(client, keys, procs):
-    """Tokens present and cores by key at one moment; None if the show was not seeded in Redis."""
+    """Tokens present and cores by key at one moment; None if the show was not seeded in Redis.
+
+    A job or layer that got its first limits while its frames ran has no counter until the reconciliation that counts
+    them: until then the show keeps its old fence, and PostgreSQL refuses its bookings.
+    """
     charged = sorted({key for proc in procs for key in proc.keys})
     pipe = client.pipeline(transaction=True)
-    pipe.hmget(keys.show, "fence", "run")
+    pipe.hmget(keys.show, "fence", "run", "uncounted")
     pipe.info("server")
     for proc in procs:
         pipe.hexists(keys.tokens(proc.token // SPAN), str(proc.token % SPAN))
     for key in charged:
         pipe.hget(keys.counter_key(_name(key)), "int_cores")
     with translate_errors(client):
-        (fence, run), server, *rest = await pipe.execute()
+        (fence, run, uncounted), server, *rest = await pipe.execute()
     if fence is None or run != server["run_id"].encode():
         return None
     held = {proc.token for proc, present in zip(procs, rest, strict=False) if present}
-    return held, dict(zip(charged, rest[len(procs) :], strict=True))
+    counted = dict(zip(charged, rest[len(procs) :], strict=True))
+    if uncounted is not None:
+        counted |= {key: None for key in charged if key[0] in ("job", "layer")}
+    return held, counted
 
 
 def _ledger_sample(procs, still, answer):

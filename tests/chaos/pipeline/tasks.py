@@ -1,4 +1,4 @@
-"""Tasks that record their own runs: a line at the start and one at the end, in a file per worker.
+"""Tasks that record their own runs: a line at the start and one at the end (or before an error), in a file per worker.
 
 Loaded by `rota worker tests/chaos/pipeline/tasks.py:app`; RUNS is the directory of the files. A line is written by one
 system call, so a killed process leaves no partial line.
@@ -50,12 +50,14 @@ async def value(number):
 @app.task(name="boom")
 async def boom():
     note("began")
+    note("raised")
     raise ValueError("no luck")
 
 
 @app.task(name="fatal")
 async def fatal():
     note("began")
+    note("raised")
     raise Fatal("never")
 
 
@@ -63,6 +65,7 @@ async def fatal():
 async def flaky(fails):
     note("began")
     if context().attempt <= fails:
+        note("raised")
         raise Retry("again", after=0.05)
     note("ended")
 

@@ -158,7 +158,8 @@ async def _run(url, spawn, *, seconds, rate, pins):
     lanes = [row["lane_id"] for row in rows]
     supervisor = Supervisor()
     soak = Soak(seconds, rate, pins)
-    maintenance = QueueMaintenance(queue, leases, _never_booked, MaintenanceIntervals(slot_age_s=soak.slot_s))
+    intervals = MaintenanceIntervals(slot_age_s=soak.slot_s, prune_delay_s=min(soak.slot_s, 5.0))
+    maintenance = QueueMaintenance(queue, leases, _never_booked, intervals)
     supervisor.add(Service("queue_upkeep", maintenance.run))
     owners = []
     for number in range(2):

@@ -1,0 +1,239 @@
+"""Liveness and order of work by looks at the tables: L1 and O1; L2 by processes, L3 by the runs of frames. No I/O.
+
+| invariant | check |
+|---|---|
+| L1 | while work of a show waits that fits its limits and a free worker, a frame of the show is dispatched in time |
+| L2 | no process ends that the test did not end |
+| L3 | a frame that runs on a worker which the test left alone runs to its end |
+| O1 | no frame is booked before one of higher priority in its show that fits and has waited for the time allowed |
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from rota.engine.dispatch.fair_share import AGEING_S
+
+CALM_LIMIT_S = 2.0
+DEATH_LIMIT_S = 5.0
+OUTAGES = frozenset({"cut", "flush", "wipe", "restart", "lock", "deadlock", "disk_full", "slow"})
+"""Disturbances of a server that all processes use: nothing is expected before they end."""
+DEATHS = frozenset({"kill", "pause", "roll", "storm"})
+ORDER_LIMIT_S = 5.0
+"""Dispatchers and rounds compete for quota that is released, so the first to book may be of lower priority."""
+LEVELS_MARGIN = 0.5
+
+
+@dataclass
+class Disturbance:
+    kind: str
+    target: str
+    began: float
+    ended: float = float("inf")
+    """By the monotonic clock."""
+
+    @property
+    def outage(self):
+        return self.kind in OUTAGES
+
+    def overlaps(self, since, until):
+        return self.began <= until and since <= self.ended + DEATH_LIMIT_S
+
+
+TOLD_S = 6.0
+"""Within this time a worker that was declared lost is told, and stops what it began meanwhile."""
+
+
+class Disturbances:
+    """Faults that are or were in effect."""
+
+    def __init__(self):
+        self.all = []
+
+    def begin(self, kind, target, now):
+        disturbance = Disturbance(kind, target, now)
+        self.all.append(disturbance)
+        return disturbance
+
+    def outage(self, since, until):
+        """Whether an outage was in effect at some time in between."""
+        return any(each.outage and each.began <= until and since <= each.ended for each in self.all)
+
+    def limit_s(self, since, until):
+        near = any(each.overlaps(since, until) for each in self.all)
+        return DEATH_LIMIT_S if near else CALM_LIMIT_S
+
+    def of(self, target, since):
+        """Those of this process after `since`; a worker that was declared lost learns of it a moment later."""
+        return [
+            each
+            for each in self.all
+            if each.ended + TOLD_S >= since and (target in each.target.split("/") or each.kind == "roll")
+        ]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long something waited, or has been wrong, and the limit."""
+
+    key: object
+    seconds: float
+    limit_s: float
+    sentence: str
+
+
+class Persistent:
+    """Times for which conditions have held in every look, by key. An outage starts them all anew."""
+
+    def __init__(self, disturbances, slack_s=0.0):
+        """`slack_s`: added to the limits."""
+        self._disturbances = disturbances
+        self._slack_s = slack_s
+        self._since = {}
+        self._last = None
+        self.longest = {}
+        """By limit: the longest `Wait`."""
+
+    def update(self, found, now):
+        """`found`: sentences by key at this look. Yields a `Wait` once for each that exceeds its limit."""
+        if self._last is not None and self._disturbances.outage(self._last, now):
+            self._since.clear()
+        self._last = now
+        self._since = {key: since for key, since in self._since.items() if key in found}
+        for key, sentence in found.items():
+            since, reported = self._since.setdefault(key, (now, False))
+            wait = Wait(key, now - since, self._disturbances.limit_s(since, now) + self._slack_s, sentence)
+            if wait.seconds >= self.longest.get(wait.limit_s, wait).seconds:
+                self.longest[wait.limit_s] = wait
+            if wait.seconds > wait.limit_s and not reported:
+                self._since[key] = since, True
+                yield wait
+
+
+def fitting(facts, room):
+    """Waiting work that fits, by show: a sentence about one such layer. `room`: free slots by worker session."""
+    found = {}
+    pools = defaultdict(int)
+    for worker in facts.workers:
+        pools[worker.pool] = max(pools[worker.pool], room.get(worker.host, 0))
+    for job in facts.jobs:
+        if job.state == "PENDING" and job.ends_as is None and job.id not in facts.dependent:
+            found["admission", job.show] = f"job {job.name} waits for its admission"
+        if not job.queued or not _may_start(facts, job):
+            continue
+        for layer in facts.layers_of.get(job.id, []):
+            queue = facts.queue[layer.queue]
+            if queue.paused or not facts.waiting(layer):
+                continue
+            for share in facts.shares:
+                if share.show != job.show or pools[share.pool] * 100 < queue.cores:
+                    continue
+                if all(facts.room(key, cap) >= queue.cores for key, cap in facts.limits(job, layer, share.pool)):
+                    waiting = facts.waiting(layer)
+                    found["show", job.show] = (
+                        f"{waiting} frames of {job.name} fit and wait in {facts.show[job.show].name}"
+                    )
+    return found
+
+
+def _may_start(facts, job):
+    show = facts.show[job.show]
+    return show.jobs_max < 0 or job.id in facts.slots or show.jobs_used < show.jobs_max
+
+
+class DispatchWatch:
+    """L1: by show, how long fitting work has waited with nothing of the show dispatched."""
+
+    def __init__(self, disturbances):
+        self.waits = Persistent(disturbances)
+
+    def update(self, facts, room):
+        found = {(*key, self._progress(facts, key[1])): said for key, said in fitting(facts, room).items()}
+        return list(self.waits.update(found, facts.at))
+
+    @staticmethod
+    def _progress(facts, show):
+        """Changes whenever a frame of the show is dispatched."""
+        newest = max((proc.token for proc in facts.procs if proc.show == show), default=0)
+        ended = sum(layer.ended for layer in facts.layers if facts.job[layer.job].show == show)
+        return newest, ended, facts.done.get(show, 0)
+
+
+class OrderWatch:
+    """O1: layers that wait although nothing but the show's share can refuse them, and bookings of lower priority."""
+
+    def __init__(self, disturbances):
+        self._disturbances = disturbances
+        self._since = {}
+        """By layer: since when it waits (PostgreSQL's and our clock), and its progress."""
+        self._seen = set()
+
+    def update(self, facts):
+        since = {}
+        for job in facts.jobs:
+            for layer in facts.layers_of.get(job.id, []) if job.queued and _may_start(facts, job) else ():
+                progress = (layer.ended, layer.deferred, frozenset(facts.tokens.get(job.id, ())))
+                known = self._since.get(layer.id)
+                if self._refused_by_share_only(facts, job, layer):
+                    kept = known is not None and known[2] == progress
+                    since[layer.id] = known if kept else (facts.now, facts.at, progress)
+        self._since = since
+        return list(self._inversions(facts))
+
+    def _refused_by_share_only(self, facts, job, layer):
+        queue = facts.queue[layer.queue]
+        return (
+            not queue.paused
+            and facts.waiting(layer) > 0
+            and all(
+                facts.room(key, cap) >= queue.cores
+                for key, cap in facts.limits(job, layer, None)
+                if not key.startswith("share")
+            )
+        )
+
+    def _inversions(self, facts):
+        layers = {layer.id: layer for layer in facts.layers}
+        for proc in facts.procs:
+            if proc.token in self._seen or proc.job not in facts.job:
+                continue
+            self._seen.add(proc.token)
+            low = facts.job[proc.job]
+            for high_layer, (since, at, _) in self._since.items():
+                high = facts.job[layers[high_layer].job]
+                if high.show != low.show or facts.queue[layers[high_layer].queue].cores > proc.cores:
+                    continue
+                limit_s = max(ORDER_LIMIT_S, self._disturbances.limit_s(at, facts.at))
+                waited_s = proc.booked - since
+                if self._disturbances.outage(at, facts.at) or waited_s <= limit_s:
+                    continue
+                if effective(high, facts.now) > effective(low, facts.now) + LEVELS_MARGIN:
+                    sentence = f"{low.name} ({low.priority}) was booked, {high.name} ({high.priority}) waits"
+                    sentence += self._about(facts, high, layers[high_layer], proc.pool)
+                    yield Wait((high.id, low.id), waited_s, limit_s, f"{sentence} since {waited_s:.1f} s")
+
+    @staticmethod
+    def _about(facts, job, layer, pool):
+        """What may keep the job from starting, for the report."""
+        limits = [f"{key.partition(' ')[0]} {facts.used[key]} of {cap}" for key, cap in facts.limits(job, layer, pool)]
+        show = facts.show[job.show]
+        jobs = f"{show.jobs_used} of {show.jobs_max} jobs, has a place: {job.id in facts.slots}"
+        return f" [{show.name}, {', '.join(limits)}, {jobs}, {facts.parked.get(job.id, 0)} parked]"
+
+
+def effective(job, now):
+    """Priority with ageing."""
+    return job.priority + max(0.0, now - job.submitted) / AGEING_S
+
+
+def ended_processes(actors, expected):
+    """L2: processes that ended on their own; `expected`: names of those that the test has ended."""
+    return [f"{actor.name} ended with status {actor.process.returncode}" for actor in actors
+            if actor.process is not None and not actor.alive and actor.name not in expected]  # fmt: skip
+
+
+def stopped_runs(runs, cancelled, disturbances):
+    """L3: runs that did not end although their worker was left alone; `cancelled`: jobs that were ended on purpose."""
+    for run in runs:
+        unfinished = run.ended is None and not run.raised and run.job not in cancelled
+        if unfinished and not disturbances.of(run.worker, run.began):
+            yield f"frame {run.frame} of job {run.job}, attempt {run.attempt}, was stopped on {run.worker}"
