@@ -6,7 +6,8 @@ decision that admitted it.
 One statement admits a job, under a lock of the show, when its first frame is about to be booked. The job counts until
 it ends (rows of `rota.job_slot`; ended jobs are ignored there, so finishing a job costs nothing extra). Jobs over the
 limit are parked, so that admitted jobs behind them in the lane proceed: a retry of a running job must not wait behind
-a job that waits for that running job to end.
+a job that waits for that running job to end. They say `tenant_limit` while they are parked, not longer: what keeps an
+unparked job waiting is something else (a full pool, another quota).
 
 The set of limited shows is polled, and a limit change sends a notification; other shows cost no query. A round in
 progress may miss a new limit. A policy limit counts exactly the jobs that are subject to one; other jobs of the show
@@ -22,6 +23,7 @@ from rota.model.ids import JobId, ShowId
 
 LIMITED_SHOWS = query(__package__, "tenant_limited")
 ADMIT_JOBS = query(__package__, "tenant_let_in")
+CLEAR_REASONS = query(__package__, "tenant_limit_passed")
 
 
 class ConcurrencyLimiter:
@@ -33,6 +35,8 @@ class ConcurrencyLimiter:
 
     async def refresh(self) -> None:
         self.limited = frozenset(ShowId(row["pk_show"]) for row in await self.database.rows(LIMITED_SHOWS))
+        if self.limited:
+            await self.database.run(CLEAR_REASONS)
 
     def add_limited(self, show: ShowId) -> None:
         """A policy decision with a limit on concurrent jobs admitted a job of this show."""

@@ -16,6 +16,16 @@ UNION SELECT pk_show FROM rota.job WHERE reason = 'tenant_limit'
 UNION SELECT s.pk_show FROM rota.job_slot s
 JOIN rota.job j ON j.pk_job = s.pk_job JOIN rota.policy_word w ON w.word = j.word AND w.jobs_max IS NOT NULL
 
+-- name: tenant_limit_passed
+-- Removes the reason tenant_limit from jobs whose frames are no longer parked: what keeps them waiting is something else.
+-- A reason younger than a second is kept, because its frames are parked right after it is written.
+UPDATE rota.job j SET reason = NULL, ts_updated = clock_timestamp()
+FROM (SELECT w.pk_job FROM rota.job w
+      WHERE w.reason = 'tenant_limit' AND w.ends_as IS NULL AND w.ts_updated < clock_timestamp() - interval '1 s'
+        AND NOT EXISTS (SELECT FROM rota.queue_returned r WHERE r.parked_job = w.pk_job)
+      LIMIT 500 FOR NO KEY UPDATE SKIP LOCKED) AS passed
+WHERE j.pk_job = passed.pk_job
+
 -- name: jobs_parked
 -- Jobs that wait for their own cap or their show's limit, and about how many of their frames fit by now.
 SELECT w.pk_job, w.room FROM (

@@ -95,6 +95,26 @@ async def test_raising_or_removing_the_limit_admits_jobs_at_once(cluster):
     await cluster.running("x", 4)
 
 
+async def test_job_below_the_limit_that_waits_for_a_worker_does_not_say_tenant_limit(cluster):
+    await limit(cluster.accounting, 0)
+    await limit_is_known(cluster)
+    await cluster.show("short")
+    await cluster.worker(slots=1)
+    hanging("x")
+    waiting = await cluster.submit("hang", "x")
+
+    async def reason_is(expected):
+        return (await reasons(cluster.database)).get(waiting) == expected
+
+    await until(lambda: reason_is("tenant_limit"), what="the wait reason")
+    hanging("y")
+    await cluster.submit("hang", "y", show="short")
+    await cluster.running("y")
+    await limit(cluster.accounting, 1)
+    await until(lambda: reason_is(None), what="the end of the wait reason")
+    assert seen["began"] == ["y"]
+
+
 async def test_running_jobs_count_against_a_new_limit_of_their_show_only(cluster):
     await cluster.worker(slots=20)
     await cluster.show("short")
