@@ -125,7 +125,7 @@ async def _some_jobs(farm):
 
 
 async def server(farm, name, **arm):
-    soon = {"REGISTRY_SNAPSHOT_INTERVAL": "1s", "REGISTRY_SNAPSHOT_LOCK_TTL": "1s", "NATS_JOB_ACK_WAIT": "5s"}
+    soon = {"REGISTRY_SNAPSHOT_INTERVAL": "1s", "REGISTRY_SNAPSHOT_LOCK_TTL": "1s"}
     return await farm.add_server(name, heartbeat_s=0.5, **{f"ROTA_{key}": time for key, time in soon.items()}, **arm)
 
 

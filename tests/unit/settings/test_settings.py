@@ -309,7 +309,7 @@ def test_every_agent_setting_is_validated(option, wrong):
         ("worker: {heartbeat_interval: 31s}", "worker.heartbeat_interval must not exceed registry.worker_ttl"),
         ("safety: {circuit_close_after: 4}", "safety.circuit_close_after must not exceed"),
         ("postgres: {lock_timeout: 31s}", "postgres.lock_timeout must not exceed postgres.statement_timeout"),
-        ("nats: {publish_timeout: 31s}", "nats.publish_timeout must not exceed nats.job_ack_wait"),
+        ("nats: {publish_timeout: 6s}", "nats.publish_timeout must not exceed nats.job_ack_wait"),
         ("nats: {job_ack_wait: 8d}", "nats.job_ack_wait must not exceed nats.max_age"),
         ("saga: {rollback_timeout: 121s}", "saga.rollback_timeout must not exceed saga.lock_ttl"),
         ("redis.scheduler.keys: {waiting-set: a, working-set: a}", "use three different names"),
