@@ -1,8 +1,8 @@
 """Writes DISPATCHED and RUNNING job states in batches, shortly after the fact.
 
-Jobs that have ended meanwhile are skipped. If the process dies before a write, the job shows an earlier state until
-its next change; no decision depends on it. Never waits for row locks: finishers lock jobs in a different order, so
-waiting could deadlock.
+Jobs that have ended meanwhile are skipped. If the process dies before a write, the leader writes DISPATCHED a moment
+later (`rota.engine.recovery.reconciler`); no decision depends on these states. Never waits for row locks: finishers
+lock jobs in a different order, so waiting could deadlock.
 """
 
 from __future__ import annotations

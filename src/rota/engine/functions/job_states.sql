@@ -50,3 +50,23 @@ BEGIN
   END IF;
   RETURN QUERY SELECT i, NULL::uuid, NULL::text FROM unnest(idle) AS i;
 END $$;
+
+-- Marks SCHEDULED jobs as DISPATCHED that have had a booked frame for two seconds: the server that booked it has died
+-- before it wrote the state. Returns those that changed. Jobs whose row is locked are left to the next call.
+CREATE OR REPLACE FUNCTION rota.jobs_mark_booked() RETURNS TABLE (pk_job uuid, pk_show uuid, topic text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  booked uuid[] := ARRAY(
+    SELECT DISTINCT p.pk_job FROM rota.proc p WHERE p.ts_booked < clock_timestamp() - interval '2 s');
+BEGIN
+  RETURN QUERY
+  UPDATE rota.job j SET
+    state = 'DISPATCHED', reason = NULL, ts_wait_until = NULL, ts_updated = clock_timestamp(),
+    history = rota.history_add(j.history, 'DISPATCHED', NULL)
+  FROM (SELECT w.pk_job FROM rota.job w
+        WHERE w.pk_job = ANY (booked) AND w.state = 'SCHEDULED' AND w.ends_as IS NULL
+        FOR NO KEY UPDATE SKIP LOCKED) AS unmarked
+  WHERE j.pk_job = unmarked.pk_job
+  RETURNING j.pk_job, j.pk_show, j.topic;
+END $$;

@@ -22,6 +22,10 @@ UNION ALL
    AND pk_job <> ALL ($2::uuid[])
  ORDER BY ts_wait_until LIMIT $1::integer)
 
+-- name: jobs_mark_booked
+-- Mark SCHEDULED jobs as DISPATCHED whose frames have been booked for a while; returns them.
+SELECT pk_job, pk_show, topic FROM rota.jobs_mark_booked()
+
 -- name: jobs_reschedule
 -- Set jobs back to SCHEDULED that have no booked frame, now and before ($1); returns all without one.
 SELECT pk_job, pk_show, topic FROM rota.jobs_reschedule($1::uuid[])

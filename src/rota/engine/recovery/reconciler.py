@@ -65,6 +65,7 @@ ALL_PROCS = query(__package__, "procs_all")
 ENDING_JOBS = query(__package__, "jobs_ending")
 OVERDUE_JOBS = query(__package__, "jobs_overdue")
 RELEASE_MISSED_DEPENDENTS = query(__package__, "jobs_forgotten")
+MARK_BOOKED = query(__package__, "jobs_mark_booked")
 RESCHEDULE = query(__package__, "jobs_reschedule")
 
 log = structlog.get_logger(__name__)
@@ -147,6 +148,7 @@ class EngineReconciler(LeaderLoop):
             LeaderStep("release_missed_dependents", ALLOCATION_CHECK_INTERVAL_S, self.release_missed_dependents),
             LeaderStep("end_overdue", TICK_INTERVAL_S, self.end_overdue),
             LeaderStep("reschedule_idle_jobs", RESCHEDULE_AFTER_S, self.reschedule_idle_jobs),
+            LeaderStep("mark_booked_jobs", RESCHEDULE_AFTER_S, self.mark_booked_jobs),
         ]
 
     def on_step_failed(self, step: str, error: Exception) -> None:
@@ -235,6 +237,13 @@ class EngineReconciler(LeaderLoop):
         self._idle_jobs = list({row["pk_job"] for row in rows} - {change.job for change in changed})
         if changed:
             self._events.job_states_changed(JobState.SCHEDULED, changed)
+
+    async def mark_booked_jobs(self) -> None:
+        """Mark jobs as DISPATCHED whose server booked a frame and died before it wrote their state."""
+        rows = await self.database.rows(MARK_BOOKED)
+        if rows:
+            changed = [JobStateChange(row["pk_job"], row["pk_show"], row["topic"]) for row in rows]
+            self._events.job_states_changed(JobState.DISPATCHED, changed)
 
     async def release_missed_dependents(self) -> int:
         """Release jobs whose dependency ended while they were being submitted; returns how many."""

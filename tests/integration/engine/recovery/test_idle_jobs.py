@@ -1,4 +1,5 @@
-"""Jobs of which no frame is booked are SCHEDULED again, wherever their frames went; reasons are of one list."""
+"""Jobs of which no frame is booked are SCHEDULED again, wherever their frames went, and others are not; reasons are of
+one list."""
 
 import json
 from itertools import pairwise
@@ -22,6 +23,7 @@ from tests.support.waiting import until
 LIVE = sql("SELECT state, reason, history FROM rota.job WHERE pk_job = $1::uuid")
 SET_REASON = sql("UPDATE rota.job SET reason = $2::text WHERE pk_job = $1::uuid")
 KNOWN_REASONS = sql("SELECT reason FROM unnest($1::text[]) AS reason WHERE rota.is_reason(reason)")
+FORGET_STATE = sql("UPDATE rota.job SET state = 'SCHEDULED' WHERE pk_job = $1::uuid")
 LOCK = sql("SELECT FROM rota.job WHERE pk_job = $1::uuid FOR UPDATE")
 RUNNING_LONG = sql("""
 UPDATE rota.job SET state = 'RUNNING', history = (
@@ -81,6 +83,17 @@ async def test_job_of_a_stopped_worker_is_scheduled_and_then_running_again(farm)
     await farm.worker("other")
     history = await in_state(farm, job, "RUNNING")
     assert history == ["PENDING", *["SCHEDULED", "DISPATCHED", "RUNNING"] * 2]
+
+
+async def test_state_that_a_killed_server_did_not_write_is_written_by_the_leader(farm):
+    """Neither DISPATCHED nor RUNNING was written: the server died within the debounce, and the message was lost."""
+    await farm.worker()
+    hanging("x")
+    job = await farm.submit("hang", "x")
+    await in_state(farm, job, "RUNNING")
+    await farm.database.run(FORGET_STATE, job)
+    history = await in_state(farm, job, "DISPATCHED")
+    assert history[-1] == "DISPATCHED"
 
 
 @pytest.fixture
