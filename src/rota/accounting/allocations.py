@@ -93,6 +93,14 @@ class ProcDeleteResult(msgspec.Struct, frozen=True):
         """The released tokens, for the release publisher."""
         return [*(BookingGroup(each.charge, NIL_UUID, each.tokens) for each in self.released), *self.swarms]
 
+    def by_pool(self) -> dict[PoolId, Usage]:
+        """Released resources by pool."""
+        usage: dict[PoolId, Usage] = {}
+        for group in self.batch:
+            pool = group.charge.alloc
+            usage[pool] = usage.get(pool, Usage()).plus(group.charge.ask, len(group.tokens))
+        return usage
+
     def by_job(self) -> Counter[UUID]:
         """Number of released frames per job."""
         jobs: Counter[UUID] = Counter()

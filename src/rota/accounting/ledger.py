@@ -163,6 +163,17 @@ class BookingOutcome(msgspec.Struct, frozen=True):
         """Tokens that are booked, by this call or an earlier one."""
         return [*self.booked, *self.already]
 
+    def with_rows(self, tokens: Collection[int]) -> BookingOutcome:
+        """The same, after these tokens were found to have rows."""
+        refused = [token for token in self.refused if token not in tokens]
+        return BookingOutcome(
+            self.booked,
+            [*self.already, *(token for token in (*self.refused, *self.declined) if token in tokens)],
+            refused,
+            {token: why for token, why in self.declined.items() if token not in tokens},
+            self.refusal if refused else None,
+        )
+
 
 class ReleasedTokens(msgspec.Struct, frozen=True):
     """Tokens of one charge that this call released."""

@@ -96,6 +96,28 @@ class AccountingService:
                 outcomes[at] = merge_outcomes(outcomes[at], outcome, _WRONG_LEDGER)
         return outcomes
 
+    async def confirm_unbooked(
+        self, show: ShowId, groups: BookingBatch, outcomes: Sequence[BookingOutcome], *, in_doubt: bool
+    ) -> list[BookingOutcome]:
+        """The outcomes after a call of `book` that failed; what they do not call booked is not booked.
+
+        A failed call may have booked some of its tokens before it failed. `in_doubt`: PostgreSQL may even be working on
+        it still, since its reply was lost; then tokens without a row are tombstoned, so that none can get one later,
+        when its frame has been given back and runs under another token.
+        """
+        booked = {token for outcome in outcomes for token in outcome.all_booked}
+        unbooked = [token for group in groups for token in group.tokens if token not in booked]
+        if not unbooked:
+            return list(outcomes)
+        if in_doubt:
+            tombstoned = await allocations.tombstone(self.database, show, unbooked)
+            late = set(unbooked) - tombstoned
+            with suppress(RedisUnavailable):  # reconciliation releases them later
+                await self.release_tombstoned(sorted(tombstoned))
+        else:
+            late = set(await allocations.tokens(self.database, show, min(unbooked), max(unbooked)))
+        return [outcome.with_rows(late) for outcome in outcomes] if late else list(outcomes)
+
     async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
         """Release in a separate transaction. Callers that delete rows in their own call `publisher` after the
         commit."""

@@ -74,9 +74,10 @@ from rota.infra.nats.batch_processor import BatchHandler
 from rota.infra.nats.topology import events_stream, streams, with_limits
 from rota.infra.service import Lifecycle, Service
 from rota.model.errors import InvalidInput, NatsUnavailable, TooLarge
-from rota.model.ids import ShowId
+from rota.model.ids import PoolId, ShowId
 from rota.model.policy.decision import Kernel
 from rota.model.protocol import RELEASED_SUBJECT, FramesReleased, decode, encode
+from rota.model.quota import Usage
 from rota.model.settings import Settings
 from rota.placement import WorkerRegistry
 from rota.placement.heartbeat_consumer import HeartbeatConsumer
@@ -236,9 +237,13 @@ class Engine:
         """Frames ended: release their workers' capacity and their shows' quota here, and notify other replicas."""
         self.registry.release_allocations(worker, result.freed)
         for show, deleted in result.released.items():
-            self.dispatcher.frames_released(show, deleted.by_job())
+            by_pool = deleted.by_pool()
+            self.dispatcher.frames_released(show, deleted.by_job(), by_pool)
             if len(self.members.live_replicas()) > 1:
-                self._releases.put_nowait(FramesReleased(worker, result.freed, show, deleted.frames))
+                released = [(pool, usage.cores, usage.gpus) for pool, usage in by_pool.items()]
+                self._releases.put_nowait(
+                    FramesReleased(worker, result.freed, show, deleted.frames, released, self.members.name)
+                )
 
     async def _exchange_releases(self, life: Lifecycle) -> None:
         """Broadcast capacity released here, and apply releases of other replicas."""
@@ -263,8 +268,11 @@ class Engine:
             message = await messages.get()
             with suppress(InvalidInput):
                 release = decode(FramesReleased, message.data)
+                if release.server == self.members.name:
+                    continue
                 self.registry.release_allocations(release.worker, release.tokens)
-                self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames})
+                by_pool = {PoolId(pool): Usage(cores, gpus) for pool, cores, gpus in release.by_pool}
+                self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames}, by_pool)
 
 
 def store_target(settings: Settings) -> BlobStoreTarget:

@@ -19,6 +19,7 @@ with a value or an error has its own entry. Undecodable messages are refused wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
@@ -216,6 +217,10 @@ class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[TokenRange]
     show: UUID
     frames: int
+    by_pool: Sequence[tuple[UUID, int, int]] = ()
+    """Cores, in hundredths, and GPUs that they released in each pool."""
+    server: str = ""
+    """The sender, which receives its own message as well."""
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):

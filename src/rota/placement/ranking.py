@@ -7,11 +7,12 @@ now and then. So a plan costs the changes since the last one plus the workers it
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from math import ceil
 from typing import Final
 
+from rota.model.ids import PoolId
 from rota.placement.requirements import PlacementRequirements
 from rota.placement.scoring import spread
 from rota.placement.topic_routes import Pool
@@ -132,10 +133,11 @@ def pick_workers(
     preferred: list[WorkerInfo],
     only: list[WorkerInfo] | None,
     now: float,
+    at_most: Mapping[PoolId, int],
 ) -> tuple[list[tuple[Pool, WorkerInfo, int]], int]:
     """Up to `n` frames by pool and worker, and how many would fit in total: preferred workers first, then by pool.
 
-    Workers known only from the snapshot come after the last pool.
+    Workers known only from the snapshot come after the last pool. `at_most`: frames that some pools may get.
     """
     named = [_entries_of(ranking, only, now) for ranking in rankings] if only is not None else None
     room = (
@@ -143,25 +145,31 @@ def pick_workers(
     )
     shares: list[tuple[Pool, WorkerInfo, int]] = []
     remaining = n
-    for ranking in rankings:
+    quota = [at_most.get(ranking.pool.id, n) for ranking in rankings]
+    for index, ranking in enumerate(rankings):
         for entry in _entries_of(ranking, preferred, now):
-            if remaining and entry[5].confirmed and (only is None or entry[5] in only):
-                shares.append((ranking.pool, entry[5], min(remaining, entry[4])))
-                remaining -= shares[-1][2]
+            most = min(remaining, quota[index], entry[4])
+            if most and entry[5].confirmed and (only is None or entry[5] in only):
+                shares.append((ranking.pool, entry[5], most))
+                remaining -= most
+                quota[index] -= most
     for last_resort in (False, True):
         for index, ranking in enumerate(rankings):
-            if not remaining:
-                return shares, room
+            most = min(remaining, quota[index])
+            if not most:
+                continue
             if named is None:
-                entries = ranking.best(remaining + len(preferred), now, last_resort)
+                entries = ranking.best(most + len(preferred), now, last_resort)
             else:
                 entries = [entry for entry in named[index] if (entry[0] >= UNCONFIRMED_PENALTY) is last_resort]
             if preferred:
                 # The rest did not fit on the preferred workers, so these are full.
                 entries = [entry for entry in entries if entry[5] not in preferred]
-            distributed = distribute(entries, remaining)
+            distributed = distribute(entries, most)
             shares += [(ranking.pool, worker, k) for worker, k in distributed]
-            remaining -= sum(k for _, k in distributed)
+            placed = sum(k for _, k in distributed)
+            remaining -= placed
+            quota[index] -= placed
     return shares, room
 
 

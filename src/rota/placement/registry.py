@@ -22,7 +22,7 @@ Another replica may briefly dispatch to the same worker: the worker itself rejec
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Final
@@ -47,6 +47,7 @@ RANKINGS_MAX: Final = 512
 RANKED_WORKERS_MAX: Final = 400_000
 """Workers in all rankings together; the least recently used rankings are evicted."""
 LOST_WORKERS_MAX: Final = 10_000
+NO_LIMITS: Final[Mapping[PoolId, int]] = {}
 
 
 class HeartbeatOutcome(StrEnum):
@@ -217,9 +218,9 @@ class WorkerRegistry:
         n: int,
         workers: Collection[UUID] | None = None,
         *,
-        without: Collection[PoolId] = (),
+        at_most: Mapping[PoolId, int] = NO_LIMITS,
     ) -> PlacementPlan:
-        """Where `n` frames would go now: only on these workers, if given, and `without` these pools.
+        """Where `n` frames would go now: only on these workers, if given, and `at_most` so many in some pools.
 
         Passing workers costs a check of each: to plan for owned workers, use `set_ownership` once instead.
         """
@@ -228,8 +229,11 @@ class WorkerRegistry:
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_INTERVAL_S
             self.sweep()
-        rankings = [ranking for ranking in self._current_rankings(requirements) if ranking.pool.id not in without]
-        plan = self._make_plan(requirements, n, rankings, self._select_workers(workers), now)
+        rankings = self._current_rankings(requirements)
+        if at_most:
+            rankings = [ranking for ranking in rankings if at_most.get(ranking.pool.id, n) > 0]
+            n = max(1, min(n, sum(at_most.get(ranking.pool.id, n) for ranking in rankings)))
+        plan = self._make_plan(requirements, n, rankings, self._select_workers(workers), now, at_most)
         metrics.count_planned(plan.planned, n - plan.planned, plan.refusal)
         if not plan.planned:
             self._refusals += 1
@@ -257,8 +261,10 @@ class WorkerRegistry:
         rankings: list[WorkerRanking],
         only: list[WorkerInfo] | None,
         now: float,
+        at_most: Mapping[PoolId, int] = NO_LIMITS,
     ) -> PlacementPlan:
-        shares, room = pick_workers(rankings, n, self._workers_named(requirements.preferred_worker), only, now)
+        preferred = self._workers_named(requirements.preferred_worker)
+        shares, room = pick_workers(rankings, n, preferred, only, now, at_most)
         portions = [WorkerShare(worker.id, pool.name, pool.id, k) for pool, worker, k in shares]
         unplaced = n - sum(portion.n for portion in portions)
         refusal = self._refusal_reason(requirements, rankings) if unplaced else None

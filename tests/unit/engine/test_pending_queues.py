@@ -5,11 +5,16 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.model.quota import Level, Refusal, Resource
 from rota.model.reasons import Reason
+from rota.placement import PlacementRequirements
+from rota.placement.requirements import Resources
 from rota.queue.queue import ClaimableLane
 
 SHOW, OTHER, POOL = UUID(int=1), UUID(int=2), UUID(int=3)
+FULL = Refusal(Level.SUBSCRIPTION, Resource.CORES, 400, 400, 100)
+CLASS = PlacementRequirements(topic="default", need=Resources(cores=100))
 
 
 class StoppedClock:
@@ -26,16 +31,16 @@ def queues():
 
 @pytest.fixture
 def pending(queues):
-    return queues.entries.setdefault(("q", 1), PendingQueue(SimpleNamespace(show=SHOW), 1, [7], waiting=5))
+    return queues.entries.setdefault(("q", 1), PendingQueue(SimpleNamespace(show=SHOW, cls=CLASS), 1, [7], waiting=5))
 
 
 def test_refused_queue_backs_off(queues, pending):
-    queues.mark_refused(pending, Reason.QUOTA_FOLDER, BookingMoment.of(pending))
+    queues.mark_refused(pending, Reason.QUOTA_FOLDER, queues.moment(pending))
     assert (queues.schedulable(), pending.budget) == ([], 0)
 
 
 def test_release_during_the_booking_is_tried_at_once(queues, pending):
-    asked = BookingMoment.of(pending)
+    asked = queues.moment(pending)
     queues.capacity_released(SHOW, 3)
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
     assert (queues.schedulable(), pending.budget) == ([pending], 3)
@@ -43,18 +48,18 @@ def test_release_during_the_booking_is_tried_at_once(queues, pending):
 
 def test_release_of_another_show_or_before_the_booking_ends_no_back_off(queues, pending):
     queues.capacity_released(SHOW, 3)
-    asked = BookingMoment.of(pending)
+    asked = queues.moment(pending)
     queues.capacity_released(OTHER, 3)
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
     assert (queues.schedulable(), pending.budget) == ([], 0)
 
 
 def test_limit_changed_during_the_booking_is_tried_at_once(queues, pending):
-    asked = BookingMoment.of(pending)
+    asked = queues.moment(pending)
     queues.capacity_released()
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
-    queues.exclude_pool(pending, POOL, asked)
-    assert (queues.schedulable(), pending.budget, queues.excluded_pools(pending)) == ([pending], None, set())
+    queues.share_refused(pending, POOL, FULL, asked)
+    assert (queues.schedulable(), pending.budget, queues.share_limits(pending)) == ([pending], None, {})
 
 
 def test_returned_frames_are_seen_although_a_round_found_none(queues, pending):
@@ -69,8 +74,10 @@ class Lanes:
     def __init__(self):
         self.waiting = {}
         """By lane: queue, priority and the age of its first frame."""
+        self.meanwhile = lambda: None
 
     async def candidates(self, _queues=None):
+        self.meanwhile()
         return [ClaimableLane(lane, queue, priority, 10, 0) for lane, (queue, priority, _) in self.waiting.items()]
 
     async def head_ages_s(self, lanes):
@@ -83,6 +90,20 @@ def aged():
     queues = PendingQueues(None, lanes, StoppedClock())
     queues._keys = {name: SimpleNamespace(show=SHOW, queue=name) for name in ("old", "new")}
     return queues, lanes
+
+
+async def test_frames_that_return_while_counts_are_read_are_not_forgotten(aged):
+    queues, lanes = aged
+    lanes.waiting = {1: ("old", 1, 0.0)}
+    await queues.refresh()
+    pending = queues.entries["old", 1]
+    lanes.waiting = {}
+    lanes.meanwhile = lambda: queues.frames_returned(pending, 1)
+    await queues.refresh()
+    assert queues.schedulable() == [pending]
+    lanes.meanwhile = lambda: None
+    await queues.refresh()
+    assert queues.schedulable() == []
 
 
 async def in_order(queues):

@@ -27,6 +27,7 @@ from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
+from rota.engine.dispatch.share_rooms import ShareReservation
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.tracing import JobTracer, TracedDispatch, end_spans, now_ns
 from rota.infra import failpoints
@@ -46,12 +47,12 @@ from rota.model.errors import (
     RedisUnavailable,
     SetupFailed,
 )
-from rota.model.ids import JobId, LayerId, PoolId
+from rota.model.ids import JobId, LayerId, PoolId, ShowId
 from rota.model.jobs.work import Work
 from rota.model.policy.constraints import apply_constraints
 from rota.model.policy.decision import PolicyDecision
 from rota.model.protocol import JOBS_SUBJECT, AssignedRange, Assignment, AttemptResult, AttemptStatus, encode
-from rota.model.quota import Level
+from rota.model.quota import Level, Refusal, Resource
 from rota.model.reasons import Reason
 from rota.model.token_ranges import to_ranges
 from rota.model.units import Centicores
@@ -154,9 +155,14 @@ class Assigner:
         self._works: dict[bytes, Work] = {}
 
     async def assign(
-        self, pending: PendingQueue, plan: PlacementPlan, claims: Sequence[Claim], reservation: CapacityReservation
+        self,
+        pending: PendingQueue,
+        plan: PlacementPlan,
+        claims: Sequence[Claim],
+        reservation: CapacityReservation,
+        share: ShareReservation,
     ) -> None:
-        """Book the claimed frames and send them to their workers; `reservation` ends with their allocation."""
+        """Book the claimed frames and send them to their workers; the reservations end with their allocation."""
         failpoints.hit("dispatch.after_claim")
         since_ns = now_ns()
         claimed = [claimed_range for claim in claims for claimed_range in claim.ranges()]
@@ -177,10 +183,13 @@ class Assigner:
         parts = _slice_by_worker(live, plan, executions)
         pools = {portion.worker: portion.pool_id for portion in plan.portions}
         requests = _booking_requests(pending, parts, pools)
-        asked = BookingMoment.of(pending)
+        asked = self.pending_queues.moment(pending)
         outcomes = await self._book(pending, [request.asked for request in requests])
+        self._settle_shares(pending, requests, outcomes, asked, share)
         await self._return_refused(pending, requests, outcomes, asked)
-        by_worker = self._allocate(pending, requests, outcomes, pools, reservation)
+        if self.pending_queues.share_rooms.unreserve(share):
+            self.pending_queues.share_freed(pending.key.show)
+        by_worker = self._allocate(pending, requests, outcomes, reservation)
         if by_worker:
             await self._publish(pending, by_worker, since_ns)
 
@@ -238,30 +247,45 @@ class Assigner:
         self._layers[layer] = runnable
 
     async def _book(self, pending: PendingQueue, groups: BookingBatch) -> list[BookingOutcome]:
-        """Retry until accounting answers: booking is idempotent by token, so a retry also recovers a lost reply."""
+        """Retry until accounting answers: booking is idempotent by token, so a retry also recovers a lost reply.
+
+        What is not booked in the end is given back. So no attempt may book it later: see `confirm_unbooked`.
+        """
         if not groups:
             return []
-        streak = 0
+        show, streak, in_doubt = pending.key.show, 0, False
         while True:
             try:
-                with self.accounting.locked_shows.attempt(pending.key.show):
-                    return await self.accounting.book(pending.key.show, groups)
-            except RedisUnavailable:
-                log.warning("accounting_unavailable", show=str(pending.key.show))
-                return _declined(groups, DeclineReason.REDIS_OFF)
+                outcomes, failed = await self._try_to_book(show, groups, give_up=not in_doubt)
+                if not failed and not in_doubt:
+                    return outcomes
+                return await self.accounting.confirm_unbooked(show, groups, outcomes, in_doubt=in_doubt)
             except PostgresUnavailable as error:
-                if not is_outage(error) and not streak:
-                    return _declined(groups, DeclineReason.LOCKED)  # nothing was booked: other shows go on
+                in_doubt |= error.facts.get("outcome", "unknown") == "unknown" and is_outage(error)
                 streak += 1
                 log.warning("booking_outcome_unknown", reason=error.sentence)
                 await self.clock.sleep(BOOKING_BACKOFF.pause_s(streak, 0.5))
+
+    async def _try_to_book(
+        self, show: ShowId, groups: BookingBatch, *, give_up: bool
+    ) -> tuple[list[BookingOutcome], bool]:
+        """The outcomes, and whether the call failed for this show alone: then no other show waits for it."""
+        try:
+            with self.accounting.locked_shows.attempt(show):
+                return await self.accounting.book(show, groups), False
+        except RedisUnavailable:
+            log.warning("accounting_unavailable", show=str(show))
+            return _declined(groups, DeclineReason.REDIS_OFF), True
+        except PostgresUnavailable as error:
+            if is_outage(error) or not give_up:
+                raise
+            return _declined(groups, DeclineReason.LOCKED), True
 
     def _allocate(
         self,
         pending: PendingQueue,
         requests: Sequence[BookingRequest],
         outcomes: Sequence[BookingOutcome],
-        pools: Mapping[UUID, PoolId],
         reservation: CapacityReservation,
     ) -> dict[UUID, list[BookedSlice]]:
         """Replace the reservation by the frames that were booked, by worker, in one step: none counts twice."""
@@ -275,7 +299,6 @@ class Assigner:
         for worker, slices in by_worker.items():
             tokens = [token for _, booked in slices for token in booked]
             self.registry.record_allocations(worker, to_ranges(tokens), pending.key.cls.need)
-            self.pending_queues.add_usage(pending.key.show, pools[worker], len(tokens) * pending.key.cls.need.cores)
         self.registry.unreserve(reservation, allocated=frames)
         return by_worker
 
@@ -326,7 +349,7 @@ class Assigner:
         result = await self.finisher.finish_attempts(worker, ends)
         self.registry.release_allocations(worker, result.freed)
         for show, deleted in result.released.items():
-            self.pending_queues.capacity_released(show, deleted.frames)
+            self.pending_queues.capacity_released(show, deleted.frames, deleted.by_pool())
 
     def _message(self, worker: UUID, slices: Sequence[BookedSlice]) -> BusMessage:
         works: dict[bytes, int] = {}
@@ -378,13 +401,13 @@ class Assigner:
                     parked[request.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
-                    self._record_refusal(pending, request, Reason.of_level(outcome.refusal.table), asked)
+                    self._back_off(pending, Reason.of_level(outcome.refusal.table), asked)
             for token, why in outcome.declined.items():
                 if why is DeclineReason.CAPPED:
                     parked[_job_of(request, token)].append(token)
                     continue
                 back.append(token)
-                self._record_refusal(pending, request, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE), asked)
+                self._back_off(pending, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE), asked)
         for job, tokens in parked.items():
             REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
             await self.queue.park(tokens, job, rest_of=pending.lanes)
@@ -396,13 +419,33 @@ class Assigner:
         elif outcomes:
             self.pending_queues.mark_accepted(pending)
 
-    def _record_refusal(
-        self, pending: PendingQueue, request: BookingRequest, reason: Reason, asked: BookingMoment
-    ) -> None:
-        if reason is Reason.QUOTA_SUBSCRIPTION:
-            self.pending_queues.exclude_pool(pending, request.asked.charge.alloc, asked)
-        else:
+    def _back_off(self, pending: PendingQueue, reason: Reason, asked: BookingMoment) -> None:
+        if reason is not Reason.QUOTA_SUBSCRIPTION:  # the room of the share says what the queue may try
             self.pending_queues.mark_refused(pending, reason, asked)
+
+    def _settle_shares(
+        self,
+        pending: PendingQueue,
+        requests: Sequence[BookingRequest],
+        outcomes: Sequence[BookingOutcome],
+        asked: BookingMoment,
+        share: ShareReservation,
+    ) -> None:
+        """Take what accounting granted from the rooms of the shares. The reservation remains for the other frames until
+        they are back in their queue: it must not seem to be empty to what is released meanwhile."""
+        refused = sum(len(outcome.refused) + len(outcome.declined) for outcome in outcomes)
+        self.pending_queues.share_rooms.shrink(share, refused)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            pool, ask = request.asked.charge.alloc, request.asked.charge.ask
+            granted = len(outcome.booked) + len(outcome.already)
+            if granted:
+                self.pending_queues.frames_booked(pending, pool, granted, asked)
+            refusal = outcome.refusal
+            if DeclineReason.NO_SUBSCRIPTION in outcome.declined.values():
+                resource = Resource.CORES if ask.cores else Resource.GPUS
+                refusal = Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource))
+            if refusal is not None and refusal.table is Level.SUBSCRIPTION:
+                self.pending_queues.share_refused(pending, pool, refusal, asked)
 
     async def _discard_ended(self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
         """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""

@@ -36,6 +36,7 @@ from rota.engine.dispatch.assigner import REFUSALS, Assigner, DispatchState
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import POLL_INTERVAL_S, PendingQueue, PendingQueues
+from rota.engine.dispatch.share_rooms import ShareReservation
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.asyncio_cancel import cancellable
@@ -48,7 +49,8 @@ from rota.model.errors import (
     PostgresUnavailable,
     StaleFence,
 )
-from rota.model.ids import ShowId
+from rota.model.ids import PoolId, ShowId
+from rota.model.quota import Usage
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
 from rota.queue import CHANNEL, Claim
@@ -60,6 +62,8 @@ BOOKED_FRAMES = query("rota.engine.completion", "frames_held")
 LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 10.0
 MAX_CONCURRENT_ROUNDS: Final = 4
+LANE_CHECK_INTERVAL_S: Final = 0.1
+"""Shortest time between reads of the lanes of queues that were notified."""
 UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
 """Pause between attempts to return unbooked claims while PostgreSQL is unavailable."""
 
@@ -93,6 +97,9 @@ class Dispatcher:
         self._locked_shows = backends.accounting.locked_shows
         self._wake = asyncio.Event()
         registry.capacity_listeners.append(self._capacity_grew)
+        self._notified: set[str] = set()
+        """Queues with known lanes that were notified since their lanes were read."""
+        self._has_notified = asyncio.Event()
         self._rounds: set[asyncio.Task[None]] = set()
         self._owner = 0
         self._claims_uncertain = False
@@ -109,11 +116,11 @@ class Dispatcher:
         self._capacity_freed = True
         self._wake.set()
 
-    def frames_released(self, show: ShowId, jobs: Mapping[UUID, int]) -> None:
-        """These jobs released the bookings of so many frames each."""
+    def frames_released(self, show: ShowId, jobs: Mapping[UUID, int], by_pool: Mapping[PoolId, Usage]) -> None:
+        """These jobs released the bookings of so many frames each, and this much of each pool."""
         self.parked_jobs.frames_released(jobs)
         self.concurrency_limiter.frames_released(show)
-        self.pending_queues.capacity_released(show, sum(jobs.values()))
+        self.pending_queues.capacity_released(show, sum(jobs.values()), by_pool)
         self._wake.set()
 
     async def run(self, life: Lifecycle) -> None:
@@ -142,6 +149,7 @@ class Dispatcher:
                 for work in (
                     self._consume_queue_notifications(queued),
                     self._consume_limit_notifications(limits),
+                    self._check_lanes(),
                     self._poll(),
                     self.state_writer.run(),
                 )
@@ -195,14 +203,15 @@ class Dispatcher:
             woken.cancel()
 
     def _start_round(self, tasks: asyncio.TaskGroup, pending: PendingQueue) -> bool:
-        most = self.pending_queues.frames_max(pending)
-        plan = self.registry.plan(pending.key.cls, most, without=self.pending_queues.excluded_pools(pending))
+        most, limits = self.pending_queues.frames_max(pending), self.pending_queues.share_limits(pending)
+        plan = self.registry.plan(pending.key.cls, most, at_most=limits)
         if plan.portions:
-            work = self._run_round(pending, plan, self.registry.reserve(plan))
+            share = self.pending_queues.reserve_share(pending, plan)
+            work = self._run_round(pending, plan, self.registry.reserve(plan), share)
         elif plan.refusal is Reason.NO_POOL_MAPPING:
             work = self._fail_unplaceable(pending, most)
         else:
-            self.pending_queues.no_capacity(pending, plan.refusal or Reason.NO_WORKERS)
+            self.pending_queues.no_capacity(pending, plan.refusal or Reason.NO_WORKERS, limits)
             return False
         pending.busy = True
         task = tasks.create_task(work)
@@ -214,19 +223,33 @@ class Dispatcher:
         self._rounds.discard(task)
         self._wake.set()
 
-    async def _run_round(self, pending: PendingQueue, plan: PlacementPlan, reservation: CapacityReservation) -> None:
+    async def _run_round(
+        self,
+        pending: PendingQueue,
+        plan: PlacementPlan,
+        reservation: CapacityReservation,
+        share: ShareReservation,
+    ) -> None:
         started = self.clock.monotonic()
         try:
             claims = await self._claim(pending, plan.planned)
-            self.registry.shrink(reservation, sum(claim.frames for claim in claims))
+            claimed = sum(claim.frames for claim in claims)
+            self.registry.shrink(reservation, claimed)
+            self._shrink_share(pending, share, claimed)
             if claims:
-                await self.assigner.assign(pending, plan, claims, reservation)
+                await self.assigner.assign(pending, plan, claims, reservation, share)
                 LATENCY.labels(pending.key.cls.topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
             self._round_failed(pending, error)
         finally:
             pending.busy = False
             self.registry.unreserve(reservation)
+            self._shrink_share(pending, share, 0)
+
+    def _shrink_share(self, pending: PendingQueue, share: ShareReservation, frames: int) -> None:
+        if self.pending_queues.share_rooms.shrink(share, frames):
+            self.pending_queues.share_freed(pending.key.show)
+            self._wake.set()
 
     async def _fail_unplaceable(self, pending: PendingQueue, most: int) -> None:
         """No pool is mapped to the topic, so waiting would not help: fail the frames."""
@@ -295,6 +318,19 @@ class Dispatcher:
         async for name in queued:
             if name is None or not self.pending_queues.mark_notified(name):
                 await self._refresh(None if name is None else [name])
+            else:
+                self._notified.add(name)
+                self._has_notified.set()
+            self._wake.set()
+
+    async def _check_lanes(self) -> None:
+        """Read the lanes of notified queues: a notification names no priority, and its lane may be unknown here."""
+        while True:
+            await self._has_notified.wait()
+            await self.clock.sleep(LANE_CHECK_INTERVAL_S)
+            names, self._notified = self._notified, set()
+            self._has_notified.clear()
+            await self._refresh(sorted(names))
             self._wake.set()
 
     async def _consume_limit_notifications(self, limits: Notifications) -> None:

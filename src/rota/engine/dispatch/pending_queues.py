@@ -17,11 +17,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rota.engine.dispatch.fair_share import NO_SHARE, ShareUsage, fair_frames_max, scheduling_key, share_usage
+from rota.engine.dispatch.share_rooms import ShareMoment, ShareReservation, ShareRooms
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import DeptId, FolderId, PoolId, ShowId
+from rota.model.quota import Ask, Refusal, Usage
 from rota.model.reasons import Reason
-from rota.placement import PlacementRequirements
+from rota.placement import PlacementPlan, PlacementRequirements
 from rota.queue import Queue
 
 CLASSES = query(__package__, "queue_classes")
@@ -32,6 +34,7 @@ BACKOFF_S: Final = 1.0
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
 
+NOTHING: Final[Mapping[PoolId, Usage]] = {}
 _CAPACITY_REASONS: Final = frozenset({Reason.NO_WORKERS, Reason.POOL_OVERLOADED})
 
 
@@ -62,8 +65,6 @@ class PendingQueue(msgspec.Struct):
     """Why it was skipped last."""
     unsettled: bool = False
     """Accounting was unavailable at the last attempt."""
-    full: dict[PoolId, float] = {}
-    """Pools in which the show's share is exhausted or missing, and until when rounds skip them."""
     budget: int | None = None
     """After a quota refusal: frames released since, which may be tried. None: no limit is known."""
     released: int = 0
@@ -79,10 +80,7 @@ class BookingMoment(NamedTuple):
 
     released: int
     resets: int
-
-    @classmethod
-    def of(cls, pending: PendingQueue) -> BookingMoment:
-        return cls(pending.released, pending.resets)
+    shares: ShareMoment
 
 
 class PendingPosition(msgspec.Struct, frozen=True):
@@ -99,6 +97,7 @@ class PendingQueues:
         self.database = database
         self.queue = queue
         self.entries: dict[tuple[str, int], PendingQueue] = {}
+        self.share_rooms = ShareRooms()
         self._clock = clock
         self._keys: dict[str, QueueKey] = {}
         self._shares_at = float("-inf")
@@ -107,6 +106,7 @@ class PendingQueues:
     async def refresh(self, queues: Sequence[str] | None = None) -> None:
         """Reload the waiting counts of these queues, or of all."""
         now = self._clock.monotonic()
+        arrivals = {at: pending.arrivals for at, pending in self.entries.items() if queues is None or at[0] in queues}
         found = await self.queue.candidates(queues)
         unknown = sorted({candidate.queue for candidate in found} - self._keys.keys())
         if unknown:
@@ -128,6 +128,10 @@ class PendingQueues:
             pending.waiting += candidate.waiting
             pending.parked += candidate.parked
             _set_age(pending, ages, now)
+        for at, before in arrivals.items():
+            if (known := self.entries.get(at)) is not None and known.arrivals != before:
+                # Frames that came meanwhile may not be in what was read.
+                known.waiting = max(known.waiting, known.parked + 1)
         self._evict_idle(queues)
 
     def mark_notified(self, queue: str) -> bool:
@@ -151,11 +155,6 @@ class PendingQueues:
         self._shares_at = now
         rows = await self.database.rows(SHARES)
         self._shares = {(row["pk_show"], row["pk_alloc"]): (row["size"], row["used"]) for row in rows}
-
-    def add_usage(self, show: ShowId, pool: PoolId, cores: int) -> None:
-        """Add our own bookings since the last reload."""
-        size, used = self._shares.get((show, pool), (0, 0))
-        self._shares[show, pool] = (size, used + cores)
 
     def schedulable(self) -> list[PendingQueue]:
         """Queues eligible for a round, in scheduling order."""
@@ -211,25 +210,39 @@ class PendingQueues:
         if not pending.budget:
             self.back_off(pending, reason)
 
-    def exclude_pool(self, pending: PendingQueue, pool: PoolId, asked: BookingMoment) -> None:
-        """The show's share of this pool refused: try the other eligible pools before backing off."""
+    def moment(self, pending: PendingQueue) -> BookingMoment:
+        return BookingMoment(pending.released, pending.resets, self.share_rooms.moment(pending.key.show))
+
+    def share_refused(self, pending: PendingQueue, pool: PoolId, refusal: Refusal, asked: BookingMoment) -> None:
+        """The show's share of this pool refused."""
         pending.reason = Reason.QUOTA_SUBSCRIPTION
-        if asked.resets == pending.resets:
-            pending.full[pool] = self._clock.monotonic() + BACKOFF_S
+        self.share_rooms.refused(pending.key.show, pool, refusal, asked.shares, self._clock.monotonic())
 
-    def excluded_pools(self, pending: PendingQueue) -> set[PoolId]:
-        """Pools to skip for now."""
-        now = self._clock.monotonic()
-        pending.full = {pool: until_s for pool, until_s in pending.full.items() if until_s > now}
-        return set(pending.full)
+    def share_limits(self, pending: PendingQueue) -> dict[PoolId, int]:
+        """How many frames may be tried in pools whose share has refused."""
+        return self.share_rooms.frames_max(pending.key.show, _ask(pending), self._clock.monotonic())
 
-    def no_capacity(self, pending: PendingQueue, reason: Reason) -> None:
-        """No pool accepts a frame now. If shares refused and no other pool was left, treat it as a quota refusal."""
-        if pending.full and reason is Reason.NO_WORKERS:
-            pending.full = {}
-            self.mark_refused(pending, Reason.QUOTA_SUBSCRIPTION)
-        else:
-            self.back_off(pending, reason)
+    def reserve_share(self, pending: PendingQueue, plan: PlacementPlan) -> ShareReservation:
+        portions = ((portion.pool_id, portion.n) for portion in plan.portions)
+        return self.share_rooms.reserve(pending.key.show, _ask(pending), portions, self._clock.monotonic())
+
+    def share_freed(self, show: ShowId) -> None:
+        """A round did not use all that it had reserved of a share: queues that found no room may try again."""
+        for pending in self.entries.values():
+            if pending.reason is Reason.QUOTA_SUBSCRIPTION and pending.key.show == show:
+                pending.held_until_s = 0.0
+
+    def frames_booked(self, pending: PendingQueue, pool: PoolId, frames: int, asked: BookingMoment) -> None:
+        """Add our own bookings since the last reload."""
+        ask = _ask(pending)
+        self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares)
+        size, used = self._shares.get((pending.key.show, pool), (0, 0))
+        self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
+
+    def no_capacity(self, pending: PendingQueue, reason: Reason, limits: Mapping[PoolId, int]) -> None:
+        """No pool accepts a frame now: workers, or the shares that these `limits` are of."""
+        at_share = reason is Reason.NO_WORKERS and 0 in limits.values()
+        self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
@@ -258,12 +271,17 @@ class PendingQueues:
         if pending.budget is not None:
             pending.budget = max(0, pending.budget - frames)
 
-    def capacity_released(self, show: ShowId | None = None, frames: int = 0) -> None:
+    def capacity_released(
+        self, show: ShowId | None = None, frames: int = 0, by_pool: Mapping[PoolId, Usage] = NOTHING
+    ) -> None:
         """Capacity was released, by so many frames of a show, or in general (`show` is None): end back-offs."""
+        if show is None:
+            self.share_rooms.reset()
+        else:
+            self.share_rooms.released(show, by_pool)
         for pending in self.entries.values():
             if show is None:
                 pending.budget = None
-                pending.full = {}
                 pending.resets += 1
             elif pending.key.show != show:
                 continue
@@ -301,6 +319,11 @@ def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> No
     """Its age, and its lanes, the longest waiting first: a claim drains one after the other."""
     pending.lanes.sort(key=lambda lane: ages.get(lane, -1.0), reverse=True)
     pending.since_s = now - ages.get(pending.lanes[0], 0.0)
+
+
+def _ask(pending: PendingQueue) -> Ask:
+    need = pending.key.cls.need
+    return Ask(need.cores, need.gpus)
 
 
 def _sort_key(pending: PendingQueue, usage: ShareUsage, now: float) -> tuple[int, float, float, float]:

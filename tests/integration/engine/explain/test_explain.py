@@ -197,7 +197,7 @@ async def end(rig, job, statuses, **more):
         )
         rig.registry.release_allocations(row["pk_host"], ended.freed)
         for show, deleted in ended.released.items():
-            rig.dispatcher.frames_released(show, deleted.by_job())
+            rig.dispatcher.frames_released(show, deleted.by_job(), deleted.by_pool())
 
 
 async def test_explain_ended_job_names_its_first_failed_frame(rig):

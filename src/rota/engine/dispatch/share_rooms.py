@@ -1,0 +1,171 @@
+"""What is left of shares that have refused a booking, so that rounds ask for no more than a share can give. No I/O.
+
+A share is a show's subscription of one pool. Its room is unknown, and not limited here, until it refuses: a refusal
+says how much is in use. From then on the room is kept: rounds reserve it in scheduling order, bookings take from it,
+releases add to it. So what is released goes to the first queue that it suffices for, however many rounds run at once,
+and a queue for which it does not suffice costs no claim.
+
+Accounting alone decides. The room may be wrong:
+- too large (another replica booked): the next refusal corrects it;
+- too small (a release is not known here yet, or was missed): after `PROBE_INTERVAL_S`, while no other round has
+  reserved room, that of the first queue asks for one frame; each time that accounting grants it, the next round asks
+  for twice as many at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rota.model.ids import PoolId, ShowId
+from rota.model.quota import RESOURCES, Ask, Refusal, Resource, Usage
+
+PROBE_INTERVAL_S: Final = 1.0
+PROBE_FRAMES_MAX: Final = 512
+
+Amounts = dict[Resource, int]
+
+
+class ShareRoom(msgspec.Struct):
+    free: Amounts
+    """By resource that has refused; others are not limited here."""
+    probe_at_s: float
+    probe_frames: int
+    since: int
+    """Number of the refusal that it follows from."""
+    reserved: Amounts = {}
+    """By rounds under way."""
+
+    def frames_fitting(self, ask: Ask) -> int | None:
+        """How many more such frames fit; None: any number."""
+        fits = [
+            (free - self.reserved.get(resource, 0)) // ask.of(resource)
+            for resource, free in self.free.items()
+            if ask.of(resource)
+        ]
+        return max(0, min(fits)) if fits else None
+
+    def reserve(self, ask: Ask, frames: int) -> None:
+        for resource in RESOURCES:
+            self.reserved[resource] = self.reserved.get(resource, 0) + frames * ask.of(resource)
+
+
+class ShareReservation:
+    """Room that a round has reserved, by pool in the order of its plan, until `ShareRooms.unreserve`."""
+
+    __slots__ = ("ask", "parts")
+
+    def __init__(self, ask: Ask, parts: list[tuple[ShareRoom | None, int]]) -> None:
+        self.ask = ask
+        self.parts = parts
+
+
+class ShareMoment(NamedTuple):
+    """What had been refused and released in a show when a booking was asked for."""
+
+    refusals: int
+    resets: int
+    released: Mapping[PoolId, Usage]
+
+
+class ShareRooms:
+    def __init__(self) -> None:
+        self._rooms: dict[ShowId, dict[PoolId, ShareRoom]] = {}
+        self._released: dict[ShowId, dict[PoolId, Usage]] = {}
+        """In total, so that a refusal can tell what was released after its booking was asked for."""
+        self._refusals = 0
+        self._resets = 0
+
+    def frames_max(self, show: ShowId, ask: Ask, now_s: float) -> dict[PoolId, int]:
+        """How many such frames each pool may be asked for; pools that are missing are not limited."""
+        most: dict[PoolId, int] = {}
+        for pool, room in self._rooms.get(show, {}).items():
+            fitting = room.frames_fitting(ask)
+            if fitting == 0 and room.probe_at_s <= now_s and not any(room.reserved.values()):
+                fitting = room.probe_frames
+            if fitting is not None:
+                most[pool] = fitting
+        return most
+
+    def reserve(self, show: ShowId, ask: Ask, frames: Iterable[tuple[PoolId, int]], now_s: float) -> ShareReservation:
+        """Reserve room for so many frames in each pool, in the order of a plan."""
+        rooms = self._rooms.get(show, {})
+        parts: list[tuple[ShareRoom | None, int]] = []
+        for pool, n in frames:
+            room = rooms.get(pool)
+            if room is not None:
+                if room.frames_fitting(ask) == 0:
+                    room.probe_at_s = now_s + PROBE_INTERVAL_S
+                room.reserve(ask, n)
+            parts.append((room, n))
+        return ShareReservation(ask, parts)
+
+    def shrink(self, reservation: ShareReservation, frames: int) -> bool:
+        """Keep the reservation for the first `frames` of the plan; returns whether room became free."""
+        kept: list[tuple[ShareRoom | None, int]] = []
+        freed = False
+        for room, n in reservation.parts:
+            keep = min(n, frames)
+            frames -= keep
+            if room is not None and keep < n:
+                room.reserve(reservation.ask, keep - n)
+                freed = True
+            if keep:
+                kept.append((room, keep))
+        reservation.parts = kept
+        return freed
+
+    def unreserve(self, reservation: ShareReservation) -> bool:
+        """End the reservation; returns whether it had room. Calling it again has no effect."""
+        return self.shrink(reservation, 0)
+
+    def moment(self, show: ShowId) -> ShareMoment:
+        return ShareMoment(self._refusals, self._resets, dict(self._released.get(show, {})))
+
+    def booked(self, show: ShowId, pool: PoolId, ask: Ask, frames: int, asked: ShareMoment) -> None:
+        """Accounting booked these frames, which had been asked for at that moment."""
+        room = self._rooms.get(show, {}).get(pool)
+        if room is None or room.since > asked.refusals:
+            return  # a later refusal has counted them
+        for resource, free in room.free.items():
+            left = free - frames * ask.of(resource)
+            room.free[resource] = max(0, left)
+            if left < 0:
+                room.probe_frames = min(2 * room.probe_frames, PROBE_FRAMES_MAX)
+                room.probe_at_s = 0.0
+
+    def refused(self, show: ShowId, pool: PoolId, refusal: Refusal, asked: ShareMoment, now_s: float) -> None:
+        """The share refused a frame, after what this booking was granted. `limit` 0: there is no share."""
+        if asked.resets != self._resets:
+            return
+        self._refusals += 1
+        before, released = asked.released.get(pool, Usage()), self._released.get(show, {}).get(pool, Usage())
+        rooms = self._rooms.setdefault(show, {})
+        room = rooms.get(pool)
+        if room is None:
+            room = rooms[pool] = ShareRoom({}, now_s, 1, 0, {})
+        resource = refusal.resource
+        since = released.of(resource) - before.of(resource)
+        room.free[resource] = max(0, refusal.limit - refusal.current) + since
+        room.probe_at_s = now_s + PROBE_INTERVAL_S
+        room.probe_frames = 1
+        room.since = self._refusals
+
+    def released(self, show: ShowId, by_pool: Mapping[PoolId, Usage]) -> None:
+        """Frames of the show have ended and released this."""
+        totals = self._released.setdefault(show, {})
+        rooms = self._rooms.get(show, {})
+        for pool, usage in by_pool.items():
+            before = totals.get(pool, Usage())
+            totals[pool] = Usage(before.cores + usage.cores, before.gpus + usage.gpus)
+            if pool in rooms:
+                free = rooms[pool].free
+                for resource in free:
+                    free[resource] += usage.of(resource)
+
+    def reset(self) -> None:
+        """Limits have changed: forget every room, and refusals of bookings that are under way."""
+        self._resets += 1
+        self._rooms.clear()

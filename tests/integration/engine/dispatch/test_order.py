@@ -1,0 +1,39 @@
+"""Which of the waiting jobs starts when something is released."""
+
+import pytest
+
+from tests.support.replica_and_worker import Farm, gates, hanging, seen
+from tests.support.waiting import until
+
+ROUNDS = 12
+
+
+@pytest.fixture
+async def cluster(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as cluster:
+        yield cluster
+        for gate in gates.values():
+            gate.set()
+        await cluster.quiet()
+
+
+@pytest.mark.parametrize("managed", [True, False], ids=["managed", "unmanaged"])
+async def test_released_share_goes_to_the_highest_priority_that_waits(cluster, managed):
+    await cluster.show(burst=1, size=1, managed=managed)
+    await cluster.worker(slots=20)
+    hanging("first")
+    await cluster.submit("hang", "first")
+    await cluster.running("first")
+    names = [f"{priority}.{number}" for number in range(ROUNDS) for priority in (1, 3, 5, 8)]
+    for name in names:
+        hanging(name)
+        await cluster.submit("hang", name, priority=int(name[0]))
+    queues = cluster.replica.engine.dispatcher.pending_queues
+    await until(lambda: queues.frames_by_reason() == {"quota_subscription": len(names)}, what="all jobs at the share")
+    running = "first"
+    for begun in range(2, 2 + len(names)):
+        gates[running].set()
+        await until(lambda begun=begun: len(seen["began"]) == begun, what="the next frame")
+        running = seen["began"][-1]
+    order = [int(name[0]) for name in seen["began"][1:]]
+    assert order == sorted(order, reverse=True)
