@@ -34,10 +34,10 @@ class Users:
 
     async def prepare(self):
         folder = {"name": TIGHT_FOLDER, "max_cores": TIGHT_CORES}
-        assert await self.api.change("POST", "/shows/film/folders", body=folder, tries=100)
+        assert await self.api.change("POST", "/shows/film/folders", body=folder, tries=100, exists=True)
         for name, steps in WORKFLOWS.items():
             body = {"name": name, "show": "short", "steps": steps}
-            assert await self.api.change("POST", "/workflows", body=body, tries=100)
+            assert await self.api.change("POST", "/workflows", body=body, tries=100, exists=True)
 
     async def run(self, actions):
         async with asyncio.TaskGroup() as tasks:

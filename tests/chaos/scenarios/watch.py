@@ -57,21 +57,24 @@ class Servers:
     def up(self):
         return [server for server in self._farm.servers if server.alive and not server.stopped]
 
-    async def ask(self, server, path, *, method="GET", body=None, **query):
-        """The body of the answer, or None: no answer, or a refusal."""
+    async def ask(self, server, path, *, method="GET", body=None, exists=False, **query):
+        """The body of the answer, or None: no answer, or a refusal. `exists`: a conflict is an answer, too, since an
+        earlier call may have succeeded whose answer was lost."""
         url = f"http://127.0.0.1:{server.port}{path}"
         headers = {"Authorization": f"Bearer {self._key}"}
         try:
             response = await self._client.request(method, url, params=query, json=body, headers=headers)
         except httpx.HTTPError:
             return None
-        return response.content if response.status_code < 300 else None
+        accepted = response.status_code < 300 or (exists and response.status_code == 409)
+        return response.content if accepted else None
 
-    async def change(self, method, path, *, body=None, tries=20, **query):
+    async def change(self, method, path, *, body=None, tries=20, exists=False, **query):
         """Call any server until one accepts; False: none did."""
         for number in range(tries):
             if up := self.up:
-                answer = await self.ask(up[number % len(up)], f"/api/v1{path}", method=method, body=body, **query)
+                server, url = up[number % len(up)], f"/api/v1{path}"
+                answer = await self.ask(server, url, method=method, body=body, exists=exists, **query)
                 if answer is not None:
                     return True
             await asyncio.sleep(0.2)
