@@ -44,10 +44,12 @@ TOLD_S = 6.0
 
 
 class Disturbances:
-    """Faults that are or were in effect."""
+    """Faults that are or were in effect, and how busy the machine is."""
 
-    def __init__(self):
+    def __init__(self, slowdown=lambda: 1.0):
+        """`slowdown`: the factor by which time limits grow, because other work shares the machine."""
         self.all = []
+        self.slowdown = slowdown
 
     def begin(self, kind, target, now):
         disturbance = Disturbance(kind, target, now)
@@ -60,7 +62,7 @@ class Disturbances:
 
     def limit_s(self, since, until):
         near = any(each.overlaps(since, until) for each in self.all)
-        return DEATH_LIMIT_S if near else CALM_LIMIT_S
+        return (DEATH_LIMIT_S if near else CALM_LIMIT_S) * self.slowdown()
 
     def of(self, target, since):
         """Those of this process after `since`; a worker that was declared lost learns of it a moment later."""
@@ -91,7 +93,7 @@ class Persistent:
         self._since = {}
         self._last = None
         self.longest = {}
-        """By limit: the longest `Wait`."""
+        """By limit on an idle machine: the longest `Wait`."""
 
     def update(self, found, now):
         """`found`: sentences by key at this look. Yields a `Wait` once for each that exceeds its limit."""
@@ -101,9 +103,11 @@ class Persistent:
         self._since = {key: since for key, since in self._since.items() if key in found}
         for key, sentence in found.items():
             since, reported = self._since.setdefault(key, (now, False))
-            wait = Wait(key, now - since, self._disturbances.limit_s(since, now) + self._slack_s, sentence)
-            if wait.seconds >= self.longest.get(wait.limit_s, wait).seconds:
-                self.longest[wait.limit_s] = wait
+            slack_s = self._slack_s * self._disturbances.slowdown()
+            wait = Wait(key, now - since, self._disturbances.limit_s(since, now) + slack_s, sentence)
+            base_s = round(wait.limit_s / self._disturbances.slowdown())
+            if wait.seconds >= self.longest.get(base_s, wait).seconds:
+                self.longest[base_s] = wait
             if wait.seconds > wait.limit_s and not reported:
                 self._since[key] = since, True
                 yield wait
@@ -202,7 +206,8 @@ class OrderWatch:
                 high = facts.job[layers[high_layer].job]
                 if high.show != low.show or facts.queue[layers[high_layer].queue].cores > proc.cores:
                     continue
-                limit_s = max(ORDER_LIMIT_S, self._disturbances.limit_s(at, facts.at))
+                slowdown = self._disturbances.slowdown()
+                limit_s = max(ORDER_LIMIT_S * slowdown, self._disturbances.limit_s(at, facts.at))
                 waited_s = proc.booked - since
                 if self._disturbances.outage(at, facts.at) or waited_s <= limit_s:
                     continue

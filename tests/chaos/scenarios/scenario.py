@@ -38,8 +38,8 @@ class Outcome:
         return "\n".join([*map(str, self.found[:20]), counted, self.watch.report(), str(self.plan)])
 
 
-async def run(farm, plan):
-    disturbances = Disturbances()
+async def run(farm, plan, *, slowdown=lambda: 1.0):
+    disturbances = Disturbances(slowdown)
     async with Watch(farm, disturbances, plan.seed) as watch:
         users = Users(farm, watch)
         await users.prepare()

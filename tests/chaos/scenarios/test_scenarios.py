@@ -17,6 +17,7 @@ import pytest
 from tests.chaos.pipeline.deployment import Farm
 from tests.chaos.scenarios import scenario
 from tests.chaos.scenarios.plan import long_plan, short_plan
+from tests.support.harness.durations import slowdown
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
@@ -47,9 +48,10 @@ def test_plan_follows_from_its_seed():
 @pytest.mark.slow("runs a cluster under faults")
 @pytest.mark.timeout(300)
 async def test_short_scenario_keeps_every_invariant_and_tells_the_truth(farm):
-    outcome = await scenario.run(farm, short_plan(SEED))
+    # The suite keeps the machine busy; the soak runs with the limits as they are.
+    outcome = await scenario.run(farm, short_plan(SEED), slowdown=slowdown)
     assert not outcome.found, str(outcome)
-    assert outcome.watch.looks["answers"] > 100, "too little was compared"
+    assert outcome.watch.looks["answers"] > 100 / slowdown(), "too little was compared"
     assert len(outcome.history.runs) > 50
 
 

@@ -58,15 +58,15 @@ class Servers:
         return [server for server in self._farm.servers if server.alive and not server.stopped]
 
     async def ask(self, server, path, *, method="GET", body=None, exists=False, **query):
-        """The body of the answer, or None: no answer, or a refusal. `exists`: a conflict is an answer, too, since an
-        earlier call may have succeeded whose answer was lost."""
+        """The body of the answer, or None: no answer, or a refusal. `exists`: that it exists is an answer, too, because
+        an earlier call may have succeeded whose answer was lost."""
         url = f"http://127.0.0.1:{server.port}{path}"
         headers = {"Authorization": f"Bearer {self._key}"}
         try:
             response = await self._client.request(method, url, params=query, json=body, headers=headers)
         except httpx.HTTPError:
             return None
-        accepted = response.status_code < 300 or (exists and response.status_code == 409)
+        accepted = response.status_code < 300 or (exists and b"already exists" in response.content)
         return response.content if accepted else None
 
     async def change(self, method, path, *, body=None, tries=20, exists=False, **query):
@@ -243,5 +243,5 @@ class Watch:
             ("gauges", self.gauges),
         ):
             for limit_s, wait in sorted(waits.longest.items()):
-                lines.append(f"{name}: longest {wait.seconds:.2f} s of {limit_s:.0f} s: {wait.sentence}")
+                lines.append(f"{name}: longest {wait.seconds:.2f} s of {limit_s} s: {wait.sentence}")
         return "\n".join(lines)

@@ -14,6 +14,11 @@ SHOWN_FROM = 500
 """Smaller runs print no table; use `--durations` there."""
 
 
+def slowdown(average=0):
+    """How many times longer work takes because the machine is busy, by one of its three load averages."""
+    return max(1.0, os.getloadavg()[average] / (os.cpu_count() or 1))
+
+
 class Durations:
     def __init__(self):
         self._seconds = Counter()
@@ -29,7 +34,7 @@ class Durations:
             self._marked.add(report.nodeid)
 
     def pytest_sessionfinish(self, session, exitstatus):
-        limit_s = LIMIT_S * max(1.0, os.getloadavg()[1] / (os.cpu_count() or 1))
+        limit_s = LIMIT_S * slowdown(1)
         slow = [(seconds, test) for test, seconds in self._seconds.items() if seconds > limit_s]
         self.too_slow = sorted((item for item in slow if item[1] not in self._marked), reverse=True)
         if self.too_slow and exitstatus == 0:
