@@ -7,6 +7,7 @@ the `Dispatcher` as a service; completion and recovery call `Dispatcher.frames_r
 |---|---|
 | `dispatcher` | the loop: starts rounds, claims, returns claims that were not booked |
 | `pending_queues` | which queues have waiting frames, their order, back-off after refusals |
+| `share_rooms` | what is left of shares that have refused, reserved by rounds in scheduling order |
 | `assigner` | a claimed batch: load, book, return refused frames, publish assignments |
 | `parked_jobs` | jobs at their own cap, unparked when capacity is released |
 | `concurrency_limits` | running jobs per show (`int_max_jobs`, policy budgets) |

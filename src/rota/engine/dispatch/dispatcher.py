@@ -9,7 +9,8 @@ Crashes, pauses and lost replies:
 - claimed, not booked: the claim belongs to our lease. We return it when we know that it was not booked. If we die,
   queue maintenance returns it after lease expiry, once it has tombstoned the tokens (nothing can book them later);
 - claim reply lost: we list the claims of our owner id and return those that no round knows;
-- booked, reply lost: booking the same tokens again returns what is booked;
+- booked, reply lost: booking the same tokens again returns what is booked. Tokens that are not booked then are
+  tombstoned before their frames are given back, because PostgreSQL may still be working on the first attempt;
 - booked, not sent, or the message lost: the proc row exists but the worker does not list the frame; recovery finds it
   (`rota.engine.recovery.reconciler`) and requeues the frame. If the message was stored after all, it starts a stale
   attempt: its report is refused and the worker is instructed to stop it;
