@@ -12,6 +12,7 @@ from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.postgres import listen as listen_module
 from rota.infra.postgres import pool as pool_module
 from rota.infra.postgres.sql import parse_query
+from rota.infra.postgres.target import LOST_CLIENT_CHECK_S
 from rota.model.errors import InvalidSetting, LoginRefused, PostgresBusy, PostgresUnavailable
 from tests.support.waiting import until
 
@@ -88,13 +89,14 @@ async def test_session_uses_the_configured_limits_and_schema(opened):
             "statement_timeout",
             "lock_timeout",
             "idle_in_transaction_session_timeout",
+            "client_connection_check_interval",
             "search_path",
             "jit",
             "application_name",
             "timezone",
         )
     }
-    assert list(shown.values()) == ["7s", "3s", "9s", "rota, public", "off", "me", "UTC"]
+    assert list(shown.values()) == ["7s", "3s", "9s", "2s", "rota, public", "off", "me", "UTC"]
 
 
 async def test_pool_never_exceeds_its_maximum_and_serves_all_callers(opened):
@@ -170,6 +172,22 @@ async def test_cancelled_transaction_leaves_neither_rows_nor_locks(opened):
     with pytest.raises(asyncio.CancelledError):
         await sleeper
     assert await database.run(ADD, 1) == 1
+
+
+async def test_statement_of_a_client_that_has_gone_ends_within_seconds(opened):
+    database, watcher = await opened(pool_max=1), await opened()
+    connection = await database.pool.acquire()
+    sleeper = asyncio.create_task(connection.execute(SLEEP.text))
+    await until(lambda: is_running(watcher, SLEEP))
+    connection.terminate()
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await sleeper
+    database.pool.release_dirty(connection)
+
+    async def has_ended():
+        return not await is_running(watcher, SLEEP)
+
+    await until(has_ended, within_s=2 * LOST_CLIENT_CHECK_S + 2)
 
 
 async def test_callers_cancelled_at_random_moments_do_not_damage_the_pool(opened):

@@ -8,6 +8,14 @@ import sys
 
 import pytest
 
+BURN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # it ends with a run that was killed
+    for _ in range(1_000_000):
+        pass
+"""
+
 
 def pytest_addoption(parser):
     group = parser.getgroup("reproducing flaky tests")
@@ -17,7 +25,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.option.burn and not hasattr(config, "workerinput"):
-        command = [sys.executable, "-c", "while True: pass"]
+        command = [sys.executable, "-c", BURN]
         burners = [subprocess.Popen(command) for _ in range(config.option.burn)]
         config.add_cleanup(lambda: [burner.kill() or burner.wait() for burner in burners])
 

@@ -8,6 +8,8 @@ from rota.model import urls
 
 # The server's timeout fires first and carries a reason; the client's covers a server that no longer answers.
 ANSWER_GRACE_S = 2.0
+LOST_CLIENT_CHECK_S = 2.0
+"""Within this time PostgreSQL ends the statement of a client that has gone, and with it its locks."""
 
 
 class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +51,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
             "statement_timeout": milliseconds(self.statement_timeout_s),
             "lock_timeout": milliseconds(self.lock_timeout_s),
             "idle_in_transaction_session_timeout": milliseconds(self.idle_in_transaction_s),
+            "client_connection_check_interval": milliseconds(LOST_CLIENT_CHECK_S),
         }
 
 
