@@ -61,7 +61,8 @@ log = structlog.get_logger(__name__)
 BOOKED_FRAMES = query("rota.engine.completion", "frames_held")
 
 LIMITS_CHANNEL: Final = "rota_limits"
-LEASE_S: Final = 10.0
+LEASE_S: Final = 4.0
+"""Claims of a dead dispatcher return to the queue after this: it bounds how long their frames wait for nothing."""
 MAX_CONCURRENT_ROUNDS: Final = 4
 LANE_CHECK_INTERVAL_S: Final = 0.1
 """Shortest time between reads of the lanes of queues that were notified."""

@@ -68,7 +68,7 @@ class LeaderLoop(ABC):
         lease: str,
         *,
         kind: str,
-        ttl_s: float = 10.0,
+        ttl_s: float = 4.0,
         retried: tuple[type[Exception], ...] = (),
         parallel: bool = False,
     ) -> None:

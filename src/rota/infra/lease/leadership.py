@@ -43,7 +43,7 @@ class Leadership:
         lead: Callable[[Lease], Awaitable[None]],
         *,
         kind: str,
-        ttl_s: float = 10.0,
+        ttl_s: float = 4.0,
         pauses: Backoff = CAMPAIGN_BACKOFF,
     ) -> None:
         self._leases = leases
