@@ -103,6 +103,17 @@ def test_true_answers_are_no_lies():
     assert [*lies(true_look())] == []
 
 
+def test_bookings_of_a_job_that_is_being_ended_outlast_its_frames_in_the_queue():
+    look = Look(true_facts(), true_facts())
+    for facts in (look.before, look.after):
+        facts.jobs[2].ends_as = "CANCELLED"
+        facts.layers[2].ended = 1
+        facts.scanned["r"] = facts.counted["r"] = Counts()
+    assert [*lies(look)] == []
+    look.after.jobs[2].ends_as = None
+    assert {lie.kind for lie in lies(look)} == {"counts"}
+
+
 def _both(change):
     """Plant a lie in the tables, before and after the answers."""
 

@@ -86,12 +86,14 @@ def count_lies(facts):
             yield Lie("counts", ("counter", queue), f"the queue {queue} counts {counted}, its rows are {rows}", True)
     open_frames, booked = Counter(), Counter()
     for layer in facts.layers:
-        booked[layer.queue] += facts.booked[layer.id]
+        # The frames of a job that is being ended are closed at once; they stay booked until their workers stop them.
+        ending = facts.job[layer.job].ends_as is not None
+        booked[layer.queue] += 0 if ending else facts.booked[layer.id]
         if facts.job[layer.job].state not in NOT_QUEUED:
             open_frames[layer.queue] += layer.frames - layer.ended
         elif facts.booked[layer.id]:
             yield Lie("counts", ("early", layer.id), f"layer {layer.id} has bookings before it was admitted", True)
-        if facts.booked[layer.id] > layer.frames - layer.ended:
+        if facts.booked[layer.id] > layer.frames - layer.ended and not ending:
             yield Lie("counts", ("layer", layer.id), f"{layer} has {facts.booked[layer.id]} bookings", True)
     for queue in sorted({*open_frames, *facts.scanned}):
         rows = facts.scanned.get(queue, Counts())
