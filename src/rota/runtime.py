@@ -44,7 +44,7 @@ from rota.infra.redis import RedisTarget
 from rota.infra.replica import replica_name
 from rota.infra.service import Service, Supervisor, run_until_signalled
 from rota.infra.service.listener import HttpListener, TlsFiles
-from rota.model.errors import InvalidSetting, RedisUnavailable, RotaError, Unavailable
+from rota.model.errors import InvalidSetting, RotaError, Unavailable
 from rota.model.policy.decision import Kernel
 from rota.model.policy.outputs import OutputScanMode
 from rota.model.settings import RedisPurpose, Settings, redis_for
@@ -369,17 +369,12 @@ async def tombstone_unbooked(accounting: AccountingService, tokens: Sequence[int
     """Tombstone a dead dispatcher's tokens in all shows; returns those without a proc row, which can never get one.
 
     All shows, because a claim does not name the show of its frames; this is rare, and tombstones are pruned. Tokens
-    booked only in Redis are released there; if Redis is unavailable, reconciliation finds them.
+    booked only in Redis are released there.
     """
     unbooked = set(tokens)
     for show in await accounting.admin.shows():
         unbooked = await allocations.tombstone(accounting.database, show.id, sorted(unbooked)) if unbooked else unbooked
-    try:
-        await accounting.release_tombstoned(sorted(unbooked))
-    except RedisUnavailable as error:
-        log.warning(
-            "token_release_failed", tokens=len(unbooked), reason=error.sentence, remedy="reconciliation corrects it"
-        )
+    await accounting.release_barred(sorted(unbooked))
     return unbooked
 
 

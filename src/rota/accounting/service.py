@@ -41,7 +41,7 @@ from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
 from rota.infra.redis import RedisKeys
-from rota.model.errors import PostgresUnavailable, RedisUnavailable, ScriptFailed
+from rota.model.errors import PostgresUnavailable, RedisUnavailable, ScriptFailed, Unavailable
 from rota.model.ids import ShowId
 
 log = structlog.get_logger(__name__)
@@ -101,9 +101,10 @@ class AccountingService:
     ) -> list[BookingOutcome]:
         """The outcomes after a call of `book` that failed; what they do not call booked is not booked.
 
-        A failed call may have booked some of its tokens before it failed. `in_doubt`: PostgreSQL may even be working on
-        it still, since its reply was lost; then tokens without a row are tombstoned, so that none can get one later,
-        when its frame has been given back and runs under another token.
+        A failed call may have booked some of its tokens before it failed. `in_doubt`: a reply was lost, so PostgreSQL
+        may still be working on the call, or Redis may count tokens that have no row. Tokens without a row are
+        tombstoned then: none can get one later, when its frame has been given back and runs under another token, and
+        Redis releases them.
         """
         booked = {token for outcome in outcomes for token in outcome.all_booked}
         unbooked = [token for group in groups for token in group.tokens if token not in booked]
@@ -112,11 +113,18 @@ class AccountingService:
         if in_doubt:
             tombstoned = await allocations.tombstone(self.database, show, unbooked)
             late = set(unbooked) - tombstoned
-            with suppress(RedisUnavailable):  # reconciliation releases them later
-                await self.release_tombstoned(sorted(tombstoned))
+            await self.release_barred(sorted(tombstoned))
         else:
             late = set(await allocations.tokens(self.database, show, min(unbooked), max(unbooked)))
         return [outcome.with_rows(late) for outcome in outcomes] if late else list(outcomes)
+
+    async def release_barred(self, tokens: Sequence[int]) -> None:
+        """Release tombstoned tokens that only Redis may count; if it is unavailable, as soon as it is back."""
+        try:
+            await self.release_tombstoned(tokens)
+        except Unavailable as error:
+            log.warning("token_release_deferred", tokens=len(tokens), reason=error.sentence)
+            self.add_unknown_commit(tokens)
 
     async def release(self, show: ShowId, tokens: Iterable[int]) -> list[ReleasedTokens]:
         """Release in a separate transaction. Callers that delete rows in their own call `publisher` after the

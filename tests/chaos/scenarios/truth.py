@@ -17,6 +17,7 @@ A `Look` holds the facts before and after the answers. Two kinds of lies:
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rota.model.reasons import Reason
 from tests.chaos.scenarios.facts import NOT_QUEUED, ON_WORKER, Counts, Facts
@@ -287,7 +288,9 @@ def gauge_lies(history, scrapes, now, margin_s=2.0):
             exported[name] += 1
             since = now - PERIODS_S[family] - margin_s
             values = [each.values[name] for each in history if each.at >= since and name in each.values]
-            if history[0].at <= since and not min(values) <= metrics[name] <= max(values):
+            # What lasted for less than the time between two looks is in no history: as much may be missing there.
+            step = max((abs(then - value) for value, then in pairwise(values)), default=0)
+            if history[0].at <= since and not min(values) - step <= metrics[name] <= max(values) + step:
                 sentence = f"{server} shows {name} {metrics[name]:.0f}, the tables had {min(values)} to {max(values)}"
                 yield Lie("gauge", (server, name), sentence)
     for name, servers in exported.items():

@@ -256,9 +256,10 @@ class Assigner:
         show, streak, in_doubt = pending.key.show, 0, False
         while True:
             try:
-                outcomes, failed = await self._try_to_book(show, groups, give_up=not in_doubt)
-                if not failed and not in_doubt:
+                outcomes, failed_as = await self._try_to_book(show, groups, give_up=not in_doubt)
+                if failed_as is None and not in_doubt:
                     return outcomes
+                in_doubt |= failed_as is DeclineReason.REDIS_OFF
                 return await self.accounting.confirm_unbooked(show, groups, outcomes, in_doubt=in_doubt)
             except PostgresUnavailable as error:
                 in_doubt |= error.facts.get("outcome", "unknown") == "unknown" and is_outage(error)
@@ -268,18 +269,19 @@ class Assigner:
 
     async def _try_to_book(
         self, show: ShowId, groups: BookingBatch, *, give_up: bool
-    ) -> tuple[list[BookingOutcome], bool]:
-        """The outcomes, and whether the call failed for this show alone: then no other show waits for it."""
+    ) -> tuple[list[BookingOutcome], DeclineReason | None]:
+        """The outcomes, and why the call failed for this show alone, so that no other show waits for it."""
         try:
             with self.accounting.locked_shows.attempt(show):
-                return await self.accounting.book(show, groups), False
+                return await self.accounting.book(show, groups), None
         except RedisUnavailable:
             log.warning("accounting_unavailable", show=str(show))
-            return _declined(groups, DeclineReason.REDIS_OFF), True
+            failed_as = DeclineReason.REDIS_OFF
         except PostgresUnavailable as error:
             if is_outage(error) or not give_up:
                 raise
-            return _declined(groups, DeclineReason.LOCKED), True
+            failed_as = DeclineReason.LOCKED
+        return _declined(groups, failed_as), failed_as
 
     def _allocate(
         self,

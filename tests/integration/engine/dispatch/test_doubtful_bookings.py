@@ -8,6 +8,7 @@ from rota.accounting.ledger import DeclineReason
 from rota.model.errors import PostgresBusy, PostgresUnavailable, RedisUnavailable
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
+from tests.support.waiting import until
 
 PROCS = sql("SELECT token FROM rota.proc ORDER BY token")
 
@@ -81,3 +82,20 @@ async def test_frames_that_were_booked_before_the_booking_failed_are_not_given_b
     assert await cluster.ended(job) == "SUCCEEDED"
     assert sorted(seen["note"]) == [(frame, 1) for frame in range(5)]
     assert len(interrupted.calls) == 1
+
+
+async def test_tokens_that_redis_counted_before_its_reply_was_lost_are_released_within_seconds(cluster):
+    await cluster.show(burst=1)
+    await cluster.worker(slots=20)
+
+    async def lose_reply(show, groups):
+        await cluster.replica.accounting.live._book(show, groups, "limits")
+        raise RedisUnavailable("away")
+
+    Interrupted(cluster.replica.accounting, lose_reply)
+    job = await cluster.submit("noop")
+
+    async def has_ended():
+        return await cluster.done(job)
+
+    await until(has_ended, within_s=5.0, what="the end of the job")
