@@ -126,13 +126,14 @@ class WorkerRegistry:
         elif worker.confirmed and beat.number <= worker.number:
             return HeartbeatOutcome.LATE
         worker.last_heartbeat_at = self._clock.monotonic()
-        frames, blocked = worker.frames, worker.blocked
+        frames, blocked, ranked_by = worker.frames, worker.blocked, worker.ranked_by
         reshaped = worker.apply_heartbeat(beat, self._limits)
         worker.ttl_s = self._ttl_s_of(worker)
         if reshaped:
             self._shapes += 1
             worker.shape = self._shapes
-        self._mark_changed(worker)
+        if reshaped or worker.ranked_by != ranked_by:
+            self._mark_changed(worker)
         if reshaped or worker.frames < frames or (blocked and not worker.blocked):
             self._announce_capacity()
         return outcome

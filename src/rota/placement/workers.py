@@ -120,6 +120,20 @@ class WorkerInfo:
     def score(self) -> float:
         return self.frames + self.load.score
 
+    @property
+    def ranked_by(self) -> tuple[object, ...]:
+        """Everything that rankings depend on, besides its shape; load in steps of 5 %, because it fluctuates."""
+        booked = self.booked
+        return (
+            self.confirmed,
+            self.blocked,
+            self.frames,
+            round(self.load.score * 20),
+            booked.cores + self.reserved_cores,
+            booked.gpus + self.reserved_gpus,
+            booked.memory_mb + self.reserved_memory_mb,
+        )
+
     def fitting_frames(self, need: Resources) -> int:
         """How many more such frames fit, by its offer and its bookings."""
         booked = self.booked

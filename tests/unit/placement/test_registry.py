@@ -55,6 +55,22 @@ def test_worker_with_the_lowest_score_is_chosen():
     assert fleet.place(FRAME) == {"gpu": 1}
 
 
+def test_unchanged_heartbeat_leaves_the_rankings_as_they_are():
+    """Ten thousand idle workers send one every two seconds: each would be sorted again into every ranking."""
+    fleet = Fleet()
+    for name in "ab":
+        fleet.beat(name, cpu_load=10)
+    fleet.registry.plan(FRAME, 1)
+    rankings = [ranking for each in fleet.registry._rankings.values() for ranking in each]
+    before = [ranking.entry(worker) for ranking in rankings for worker in fleet.registry.workers.values()]
+    fleet.beat("a", cpu_load=11)
+    fleet.beat("b", cpu_load=10)
+    fleet.registry.plan(FRAME, 1)
+    assert [ranking.entry(worker) for ranking in rankings for worker in fleet.registry.workers.values()] == before
+    fleet.beat("a", cpu_load=80)
+    assert fleet.place(FRAME) == {"b": 1}
+
+
 def test_burst_is_spread_over_equal_workers_without_heartbeats_in_between():
     fleet = Fleet()
     for name in "abcd":
