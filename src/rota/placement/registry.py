@@ -22,6 +22,7 @@ Another replica may briefly dispatch to the same worker: the worker itself rejec
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -282,6 +283,34 @@ class WorkerRegistry:
             self._mark_changed(worker)
         return CapacityReservation(plan.need, shares, self._refusals)
 
+    def spread_again(
+        self, requirements: PlacementRequirements, plan: PlacementPlan, reservation: CapacityReservation, frames: int
+    ) -> PlacementPlan:
+        """The plan for fewer frames than it was made for, spread anew: the workers that it fills first would get them
+        all. `reservation` is changed with it."""
+        if frames >= plan.planned or len(plan.portions) < 2 or not frames:
+            self.shrink(reservation, frames)
+            return plan
+        before = reservation.shares
+        for worker, n in before:
+            worker.reserve(plan.need, -n)
+            self._mark_changed(worker)
+        at_most: Counter[PoolId] = Counter()
+        for portion in plan.portions:
+            at_most[portion.pool_id] += portion.n
+        rankings = [ranking for ranking in self._current_rankings(requirements) if at_most[ranking.pool.id]]
+        spread = self._make_plan(requirements, frames, rankings, None, self._clock.monotonic(), at_most)
+        fits = spread.planned == frames
+        reservation.shares = spread.shares() if fits else before
+        for worker, n in reservation.shares:
+            worker.reserve(plan.need, n)
+            self._mark_changed(worker)
+        if fits:
+            self._announce_if_missed(reservation)
+            return spread
+        self.shrink(reservation, frames)  # workers have left meanwhile
+        return plan
+
     def shrink(self, reservation: CapacityReservation, frames: int) -> None:
         """Keep the reservation for the first `frames` of the plan, and release the rest."""
         kept: list[tuple[WorkerInfo, int]] = []
@@ -295,14 +324,19 @@ class WorkerRegistry:
                 released.append((worker, n - keep))
         reservation.shares = kept
         self._release(reservation.need, released)
-        if released and self._refusals != reservation.refusals:
-            self._announce_capacity()
+        if released:
+            self._announce_if_missed(reservation)
 
     def unreserve(self, reservation: CapacityReservation, *, allocated: int = 0) -> None:
         """Release the reservation, of which so many frames were just allocated. Calling it again has no effect."""
         shares, reservation.shares = reservation.shares, []
         self._release(reservation.need, shares)
-        if sum(n for _, n in shares) > allocated and self._refusals != reservation.refusals:
+        if sum(n for _, n in shares) > allocated:
+            self._announce_if_missed(reservation)
+
+    def _announce_if_missed(self, reservation: CapacityReservation) -> None:
+        """Some of a reservation was released: plans that found no capacity since it was made may have missed that."""
+        if self._refusals != reservation.refusals:
             self._announce_capacity()
 
     def _release(self, need: Resources, shares: Iterable[tuple[WorkerInfo, int]]) -> None:

@@ -71,6 +71,32 @@ def test_unchanged_heartbeat_leaves_the_rankings_as_they_are():
     assert fleet.place(FRAME) == {"b": 1}
 
 
+def test_fewer_frames_than_planned_are_spread_anew():
+    fleet = Fleet()
+    for name in "abcd":
+        fleet.beat(name, slots=8)
+    plan = fleet.registry.plan(FRAME, 32)
+    reservation = fleet.registry.reserve(plan)
+    plan = fleet.registry.spread_again(FRAME, plan, reservation, 8)
+    assert fleet.named(plan) == dict.fromkeys("abcd", 2)
+    assert sorted((worker.name, n) for worker, n in reservation.shares) == [(name, 2) for name in "abcd"]
+    assert fleet.registry.fitting_frames(FRAME) == 24
+    fleet.registry.unreserve(reservation)
+    assert fleet.registry.fitting_frames(FRAME) == 32
+
+
+def test_frames_stay_on_their_workers_if_they_cannot_be_spread_anew():
+    fleet = Fleet()
+    for name in "ab":
+        fleet.beat(name, slots=8)
+    plan = fleet.registry.plan(FRAME, 16)
+    reservation = fleet.registry.reserve(plan)
+    for name in "ab":
+        fleet.registry.remove(id_of(name))
+    assert fleet.registry.spread_again(FRAME, plan, reservation, 3) is plan
+    assert sum(n for _, n in reservation.shares) == 3
+
+
 def test_burst_is_spread_over_equal_workers_without_heartbeats_in_between():
     fleet = Fleet()
     for name in "abcd":

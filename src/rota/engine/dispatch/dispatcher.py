@@ -236,7 +236,7 @@ class Dispatcher:
         try:
             claims = await self._claim(pending, plan.planned)
             claimed = sum(claim.frames for claim in claims)
-            self.registry.shrink(reservation, claimed)
+            plan = self.registry.spread_again(pending.key.cls, plan, reservation, claimed)
             self._shrink_share(pending, share, claimed)
             if claims:
                 await self.assigner.assign(pending, plan, claims, reservation, share)

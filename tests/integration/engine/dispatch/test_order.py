@@ -1,11 +1,13 @@
-"""Which of the waiting jobs starts when something is released."""
+"""Which of the waiting jobs starts when something is released, and where."""
 
 import pytest
 
+from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
 from tests.support.waiting import until
 
 ROUNDS = 12
+BY_WORKER = sql("SELECT count(*) AS frames FROM rota.proc GROUP BY pk_host")
 
 
 @pytest.fixture
@@ -37,3 +39,16 @@ async def test_released_share_goes_to_the_highest_priority_that_waits(cluster, m
         running = seen["began"][-1]
     order = [int(name[0]) for name in seen["began"][1:]]
     assert order == sorted(order, reverse=True)
+
+
+async def test_frames_of_a_small_job_are_spread_over_idle_workers(cluster):
+    await cluster.show()
+    for number in range(4):
+        await cluster.worker(f"w{number}", slots=8)
+    hanging("x")
+    await cluster.submit("hang", "x", frames=8)
+    await cluster.running("x", 8)
+    frames = [row["frames"] for row in await cluster.database.rows(BY_WORKER)]
+    # Measured load counts as up to a frame, and differs from worker to worker.
+    assert len(frames) == 4
+    assert max(frames) - min(frames) <= 2
