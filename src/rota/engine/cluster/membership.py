@@ -60,9 +60,14 @@ class ClusterMembership:
         recent = {name for name, at in self._last_heartbeat.items() if now - at < HEARTBEAT_TIMEOUT_S}
         return sorted(recent | {self.name})
 
+    @property
+    def last_heard_itself(self) -> float:
+        """When our last own heartbeat arrived, by the monotonic clock."""
+        return self._last_heartbeat.get(self.name, float("-inf"))
+
     def is_isolated(self) -> bool:
         """Whether our own heartbeats have stopped arriving."""
-        return self._clock.monotonic() - self._last_heartbeat.get(self.name, float("-inf")) > 2.5 * HEARTBEAT_INTERVAL_S
+        return self._clock.monotonic() - self.last_heard_itself > 2.5 * HEARTBEAT_INTERVAL_S
 
     async def run(self, life: Lifecycle) -> None:
         async with self.bus.subscribe_core(SUBJECT) as messages, asyncio.TaskGroup() as tasks:

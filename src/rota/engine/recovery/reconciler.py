@@ -3,7 +3,8 @@
 Every step starts from the state in PostgreSQL, changes it through the same fenced paths as the rest of the engine
 (closures and procs), and is safe to repeat. Only the decision that a worker is lost rests on *missing* heartbeats:
 - it is written under the leader's fence, so a paused leader that wakes up cannot declare a worker lost;
-- it is made only while the leader receives its own heartbeats, and has done so for longer than a worker may be silent;
+- it is made only while the leader receives its own heartbeats, has done so for longer than a worker may be silent, and
+  received one when the worker was already overdue;
 - from then on PostgreSQL has the decision: the worker's procs end as lost, the next pass finds later bookings on it,
   and its reports are refused. The worker learns of it, stops its frames and registers again under a new id.
 
@@ -28,7 +29,7 @@ import msgspec
 import structlog
 
 from rota.engine.backends import Backends
-from rota.engine.cluster.membership import ClusterMembership
+from rota.engine.cluster.membership import HEARTBEAT_INTERVAL_S, ClusterMembership
 from rota.engine.completion import report_consumer
 from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
@@ -176,7 +177,9 @@ class EngineReconciler(LeaderLoop):
         if known is None or not known.confirmed or known.last_heartbeat_at < since:
             # Not heard since we listen: it may still be connecting again.
             return min(age_s, now - since) > max(FIRST_HEARTBEAT_TIMEOUT_S, silent_s)
-        return now - known.last_heartbeat_at > silent_s
+        # Our own heartbeats came until nearly now: otherwise we may have been cut off before the worker's next one.
+        heard_for_s = self.members.last_heard_itself - known.last_heartbeat_at
+        return now - known.last_heartbeat_at > silent_s and heard_for_s >= silent_s - HEARTBEAT_INTERVAL_S
 
     def _can_detect_silence(self, silent_s: float) -> bool:
         """Whether such a silence is evidence: we have led, and received our own heartbeats, for longer."""

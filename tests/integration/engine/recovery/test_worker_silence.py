@@ -73,6 +73,20 @@ async def test_server_restart_keeps_workers_that_are_still_connecting(farm):
     assert await recovery.expire_silent_workers(None) == []
 
 
+async def test_silence_of_a_worker_is_no_evidence_if_the_server_was_cut_off_before_its_next_heartbeat(farm):
+    await running_frame(farm)
+    engine, silent_s = farm.replica.engine, 35.0
+    [worker] = engine.registry.workers
+    heard(farm.replica, silent_s + 0.1)
+    name, now = engine.members.name, engine.recovery._clock.monotonic()
+    engine.members._last_heartbeat[name] = now - 2.0
+    assert not engine.members.is_isolated()
+    assert not engine.recovery._is_silent(worker, 100.0, 20.0)
+    engine.members._last_heartbeat[name] = now - 0.5
+    assert engine.recovery._is_silent(worker, 100.0, 20.0)
+    heard(farm.replica, 0.0)
+
+
 @pytest.mark.parametrize("seconds_ago", [4.0, 34.0])
 async def test_heartbeat_interval_of_20_s_allows_a_silence_of_35_s(farm, seconds_ago):
     await running_frame(farm)
