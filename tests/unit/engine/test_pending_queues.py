@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
-from rota.model.quota import Level, Refusal, Resource
+from rota.model.quota import Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
 from rota.placement import PlacementRequirements
 from rota.placement.requirements import Resources
@@ -66,6 +66,37 @@ def test_returned_frames_are_seen_although_a_round_found_none(queues, pending):
     pending.waiting = 0
     queues.frames_returned(pending, 4)
     assert queues.schedulable() == [pending]
+
+
+def a_plan(*portions):
+    shares = [SimpleNamespace(pool_id=pool, n=n) for pool, n in portions]
+    return SimpleNamespace(portions=shares)
+
+
+def test_round_takes_a_part_of_what_is_free_while_several_shows_wait(queues, pending):
+    assert queues.frames_max(pending, 20) == 512
+    queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
+    assert [queues.frames_max(pending, room) for room in (0, 1, 21, 10_000)] == [1, 1, 11, 512]
+
+
+def test_frames_of_rounds_under_way_count_as_used(queues, pending):
+    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
+    queues._shares = {(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 100)}
+    assert queues.schedulable() == [pending, other]
+    reserved = queues.reserve_share(pending, a_plan((POOL, 2)))
+    assert queues.schedulable() == [other, pending]
+    queues.shrink_share(pending, reserved, 0)
+    assert queues.schedulable() == [pending, other]
+
+
+def test_released_frames_are_not_used_any_more(queues, pending):
+    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
+    queues._shares = {(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 0)}
+    queues.frames_booked(pending, POOL, 4, queues.moment(pending))
+    assert queues.schedulable() == [other, pending]
+    queues.capacity_released(SHOW, 4, {POOL: Usage(400)})
+    queues.frames_booked(other, POOL, 1, queues.moment(other))
+    assert queues.schedulable() == [pending, other]
 
 
 class Lanes:

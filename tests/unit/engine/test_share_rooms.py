@@ -54,8 +54,8 @@ def test_released_room_is_reserved_by_the_first_who_asks(full):
     assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: 0}
     assert full.shrink(first, 1), "a frame less than planned was claimed"
     assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: 1}
-    assert full.unreserve(first)
-    assert not full.unreserve(first)
+    assert full.shrink(first, 0)
+    assert not full.shrink(first, 0)
     assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: 2}
 
 
@@ -124,7 +124,7 @@ def test_rounds_of_one_dispatcher_are_refused_only_to_learn_the_room(limit, step
         held = rooms.reserve(SHOW, ask, [(POOL, frames)], NOW_S)
         asked = rooms.moment(SHOW)
         fit = min(frames, (limit - used) // ask.cores)
-        rooms.unreserve(held)
+        rooms.shrink(held, 0)
         used += fit * ask.cores
         running += [ask.cores] * fit
         rooms.booked(SHOW, POOL, ask, fit, asked)

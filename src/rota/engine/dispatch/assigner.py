@@ -187,8 +187,7 @@ class Assigner:
         outcomes = await self._book(pending, [request.asked for request in requests])
         self._settle_shares(pending, requests, outcomes, asked, share)
         await self._return_refused(pending, requests, outcomes, asked)
-        if self.pending_queues.share_rooms.unreserve(share):
-            self.pending_queues.share_freed(pending.key.show)
+        self.pending_queues.shrink_share(pending, share, 0)
         by_worker = self._allocate(pending, requests, outcomes, reservation)
         if by_worker:
             await self._publish(pending, by_worker, since_ns)
@@ -436,7 +435,7 @@ class Assigner:
         """Take what accounting granted from the rooms of the shares. The reservation remains for the other frames until
         they are back in their queue: it must not seem to be empty to what is released meanwhile."""
         refused = sum(len(outcome.refused) + len(outcome.declined) for outcome in outcomes)
-        self.pending_queues.share_rooms.shrink(share, refused)
+        self.pending_queues.shrink_share(pending, share, refused)
         for request, outcome in zip(requests, outcomes, strict=True):
             pool, ask = request.asked.charge.alloc, request.asked.charge.ask
             granted = len(outcome.booked) + len(outcome.already)

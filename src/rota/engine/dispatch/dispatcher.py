@@ -205,7 +205,8 @@ class Dispatcher:
             woken.cancel()
 
     def _start_round(self, tasks: asyncio.TaskGroup, pending: PendingQueue) -> bool:
-        most, limits = self.pending_queues.frames_max(pending), self.pending_queues.share_limits(pending)
+        room = self.registry.fitting_frames(pending.key.cls)
+        most, limits = self.pending_queues.frames_max(pending, room), self.pending_queues.share_limits(pending)
         plan = self.registry.plan(pending.key.cls, most, at_most=limits)
         if plan.portions:
             share = self.pending_queues.reserve_share(pending, plan)
@@ -249,8 +250,7 @@ class Dispatcher:
             self._shrink_share(pending, share, 0)
 
     def _shrink_share(self, pending: PendingQueue, share: ShareReservation, frames: int) -> None:
-        if self.pending_queues.share_rooms.shrink(share, frames):
-            self.pending_queues.share_freed(pending.key.show)
+        if self.pending_queues.shrink_share(pending, share, frames):
             self._wake.set()
 
     async def _fail_unplaceable(self, pending: PendingQueue, most: int) -> None:

@@ -1,7 +1,7 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
-Order: the show furthest below its size, then priority with ageing, then age. While several shows wait, a round is
-small, so that the order is evaluated again before one of them takes everything.
+Order: the show furthest below its size, then priority with ageing, then age. While several shows wait, a round takes
+a part of what is free, so that the order is evaluated again before one of them has everything.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from typing import Final
 
 from rota.model.ids import PoolId, ShowId
 
-FAIR_BATCH_FRAMES_MAX: Final = 64
-"""Frames per round while several shows wait."""
-FAIR_BATCH_FRAMES_MIN: Final = 1
 AGEING_S: Final = 300.0
 """Waiting this long counts as one priority level."""
 AGEING_LEVELS_MAX: Final = 2.0
@@ -40,7 +37,10 @@ def scheduling_key(usage: ShareUsage, priority: int, age_s: float) -> tuple[int,
     return (*usage, -(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
-def fair_frames_max(show: ShowId, cores: int, shares: Shares) -> int:
-    """Frames of `cores` each for a round while several shows wait: the unused part of the size, within bounds."""
-    unused = sum(max(0, size - used) for (owner, _), (size, used) in shares.items() if owner == show)
-    return max(FAIR_BATCH_FRAMES_MIN, min(FAIR_BATCH_FRAMES_MAX, unused // max(1, cores)))
+def fair_frames_max(room: int, shows: int) -> int:
+    """Frames for a round while so many shows wait and so many frames fit: what is free is not for the first one alone.
+
+    The order is evaluated again after each round, so the show that is furthest below its size soon has its next turn.
+    With room for all of them a round is as large as without competition.
+    """
+    return max(1, -(-room // max(1, shows)))

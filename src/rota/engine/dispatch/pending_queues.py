@@ -11,6 +11,7 @@ next full poll (`POLL_INTERVAL_S`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -102,6 +103,9 @@ class PendingQueues:
         self._keys: dict[str, QueueKey] = {}
         self._shares_at = float("-inf")
         self._shares: dict[tuple[ShowId, PoolId], tuple[int, int]] = {}
+        """Size and use, in hundredths of cores."""
+        self._reserved: Counter[tuple[ShowId, PoolId]] = Counter()
+        """Cores of rounds under way, which are not booked yet."""
 
     async def refresh(self, queues: Sequence[str] | None = None) -> None:
         """Reload the waiting counts of these queues, or of all."""
@@ -166,7 +170,7 @@ class PendingQueues:
         ]
         if len(waiting) < 2:
             return waiting
-        usage = share_usage(self._shares)
+        usage = self._usage_by_show()
         return sorted(waiting, key=lambda pending: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now))
 
     def position(self, queue: str, priority: int) -> PendingPosition:
@@ -177,7 +181,7 @@ class PendingQueues:
         target = self.entries.get((queue, priority))
         if target is None:
             return PendingPosition()
-        now, usage = self._clock.monotonic(), share_usage(self._shares)
+        now, usage = self._clock.monotonic(), self._usage_by_show()
         sort_keys = {
             at: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now)
             for at, pending in self.entries.items()
@@ -223,14 +227,29 @@ class PendingQueues:
         return self.share_rooms.frames_max(pending.key.show, _ask(pending), self._clock.monotonic())
 
     def reserve_share(self, pending: PendingQueue, plan: PlacementPlan) -> ShareReservation:
-        portions = ((portion.pool_id, portion.n) for portion in plan.portions)
-        return self.share_rooms.reserve(pending.key.show, _ask(pending), portions, self._clock.monotonic())
+        """Count the frames of a plan as used by their show while its round is under way."""
+        show, ask = pending.key.show, _ask(pending)
+        portions = [(portion.pool_id, portion.n) for portion in plan.portions]
+        for pool, n in portions:
+            self._reserved[show, pool] += n * ask.cores
+        return self.share_rooms.reserve(show, ask, portions, self._clock.monotonic())
 
-    def share_freed(self, show: ShowId) -> None:
-        """A round did not use all that it had reserved of a share: queues that found no room may try again."""
-        for pending in self.entries.values():
-            if pending.reason is Reason.QUOTA_SUBSCRIPTION and pending.key.show == show:
-                pending.held_until_s = 0.0
+    def shrink_share(self, pending: PendingQueue, reservation: ShareReservation, frames: int) -> bool:
+        """Keep a reservation for so many frames. Returns whether queues that found no room in a share may try again."""
+        show, cores = pending.key.show, reservation.ask.cores
+        for pool, _, n in reservation.parts:
+            self._reserved[show, pool] -= n * cores
+        freed = self.share_rooms.shrink(reservation, frames)
+        for pool, _, n in reservation.parts:
+            self._reserved[show, pool] += n * cores
+        for other in self.entries.values() if freed else ():
+            if other.reason is Reason.QUOTA_SUBSCRIPTION and other.key.show == show:
+                other.held_until_s = 0.0
+        return freed
+
+    def _usage_by_show(self) -> dict[ShowId, ShareUsage]:
+        """With frames of rounds under way."""
+        return share_usage({at: (size, used + self._reserved[at]) for at, (size, used) in self._shares.items()})
 
     def frames_booked(self, pending: PendingQueue, pool: PoolId, frames: int, asked: BookingMoment) -> None:
         """Add our own bookings since the last reload."""
@@ -238,6 +257,11 @@ class PendingQueues:
         self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares)
         size, used = self._shares.get((pending.key.show, pool), (0, 0))
         self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
+
+    def _subtract_usage(self, show: ShowId, by_pool: Mapping[PoolId, Usage]) -> None:
+        for pool, usage in by_pool.items():
+            if (share := self._shares.get((show, pool))) is not None:
+                self._shares[show, pool] = (share[0], max(0, share[1] - usage.cores))
 
     def no_capacity(self, pending: PendingQueue, reason: Reason, limits: Mapping[PoolId, int]) -> None:
         """No pool accepts a frame now: workers, or the shares that these `limits` are of."""
@@ -255,13 +279,10 @@ class PendingQueues:
             pending.unsettled = False
             pending.budget = None
 
-    def frames_max(self, pending: PendingQueue) -> int:
-        """Maximum number of frames for the next round."""
-        fair = (
-            BATCH_FRAMES_MAX
-            if self.shows_waiting() < 2
-            else fair_frames_max(pending.key.show, pending.key.cls.need.cores, self._shares)
-        )
+    def frames_max(self, pending: PendingQueue, room: int) -> int:
+        """Maximum number of frames for the next round; `room`: how many of them fit on workers now."""
+        shows = self.shows_waiting()
+        fair = BATCH_FRAMES_MAX if shows < 2 else min(BATCH_FRAMES_MAX, fair_frames_max(room, shows))
         if pending.budget is None:
             return fair
         # Nothing was released for a while: a small probe detects whether the limit has changed.
@@ -279,6 +300,7 @@ class PendingQueues:
             self.share_rooms.reset()
         else:
             self.share_rooms.released(show, by_pool)
+            self._subtract_usage(show, by_pool)
         for pending in self.entries.values():
             if show is None:
                 pending.budget = None

@@ -53,11 +53,11 @@ class ShareRoom(msgspec.Struct):
 
 
 class ShareReservation:
-    """Room that a round has reserved, by pool in the order of its plan, until `ShareRooms.unreserve`."""
+    """Room that a round has reserved, by pool in the order of its plan, until `ShareRooms.shrink` to 0."""
 
     __slots__ = ("ask", "parts")
 
-    def __init__(self, ask: Ask, parts: list[tuple[ShareRoom | None, int]]) -> None:
+    def __init__(self, ask: Ask, parts: list[tuple[PoolId, ShareRoom | None, int]]) -> None:
         self.ask = ask
         self.parts = parts
 
@@ -92,34 +92,30 @@ class ShareRooms:
     def reserve(self, show: ShowId, ask: Ask, frames: Iterable[tuple[PoolId, int]], now_s: float) -> ShareReservation:
         """Reserve room for so many frames in each pool, in the order of a plan."""
         rooms = self._rooms.get(show, {})
-        parts: list[tuple[ShareRoom | None, int]] = []
+        parts: list[tuple[PoolId, ShareRoom | None, int]] = []
         for pool, n in frames:
             room = rooms.get(pool)
             if room is not None:
                 if room.frames_fitting(ask) == 0:
                     room.probe_at_s = now_s + PROBE_INTERVAL_S
                 room.reserve(ask, n)
-            parts.append((room, n))
+            parts.append((pool, room, n))
         return ShareReservation(ask, parts)
 
     def shrink(self, reservation: ShareReservation, frames: int) -> bool:
-        """Keep the reservation for the first `frames` of the plan; returns whether room became free."""
-        kept: list[tuple[ShareRoom | None, int]] = []
+        """Keep the reservation for the first `frames` of the plan; returns whether room of a share became free."""
+        kept: list[tuple[PoolId, ShareRoom | None, int]] = []
         freed = False
-        for room, n in reservation.parts:
+        for pool, room, n in reservation.parts:
             keep = min(n, frames)
             frames -= keep
             if room is not None and keep < n:
                 room.reserve(reservation.ask, keep - n)
                 freed = True
             if keep:
-                kept.append((room, keep))
+                kept.append((pool, room, keep))
         reservation.parts = kept
         return freed
-
-    def unreserve(self, reservation: ShareReservation) -> bool:
-        """End the reservation; returns whether it had room. Calling it again has no effect."""
-        return self.shrink(reservation, 0)
 
     def moment(self, show: ShowId) -> ShareMoment:
         return ShareMoment(self._refusals, self._resets, dict(self._released.get(show, {})))
