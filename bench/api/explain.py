@@ -101,7 +101,7 @@ async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explai
     jobs = [job async for job in _submitted(database, waiting)]
     registry = await _booked(database, pool)
     await database.run(ANALYSE)
-    board = PendingQueues(database, Queue(database), SystemClock())
+    board = PendingQueues(database, Queue(database), SystemClock(), registry.usable_pools)
     await board.refresh()
     return jobs, Explainer(database, accounting=books, registry=registry, queues=board)
 

@@ -48,6 +48,7 @@ RANKINGS_MAX: Final = 512
 RANKED_WORKERS_MAX: Final = 400_000
 """Workers in all rankings together; the least recently used rankings are evicted."""
 LOST_WORKERS_MAX: Final = 10_000
+USABLE_POOLS_MAX: Final = 10_000
 NO_LIMITS: Final[Mapping[PoolId, int]] = {}
 
 
@@ -87,6 +88,11 @@ class WorkerRegistry:
         self._change = 0
         self._uses = 0
         self._shapes = 0
+        self._removals = 0
+        self._usable: dict[PlacementRequirements, tuple[PoolId, ...]] = {}
+        self._usable_at = (0, 0)
+        self._populated: set[str] = set()
+        """Names of pools with workers."""
         self._sweep_at = 0.0
 
     def set_routes(self, routes: Routes) -> None:
@@ -94,6 +100,7 @@ class WorkerRegistry:
         if routes != self.routes:
             self.routes = routes
             self._rankings.clear()
+            self._usable.clear()
             self._announce_capacity()
 
     def set_ownership(self, owned: Callable[[UUID], bool] | None) -> None:
@@ -160,6 +167,7 @@ class WorkerRegistry:
                 del self._lost[next(iter(self._lost))]
         info = self.workers.pop(worker, None)
         if info is not None:
+            self._removals += 1
             self._changes.pop(info, None)
             for rankings in self._rankings.values():
                 for ranking in rankings:
@@ -343,6 +351,20 @@ class WorkerRegistry:
         for worker, n in shares:
             worker.reserve(need, -n)
             self._mark_changed(worker)
+
+    def usable_pools(self, requirements: PlacementRequirements) -> tuple[PoolId, ...]:
+        """Pools that may run such frames and have workers."""
+        if self._usable_at != (self._shapes, self._removals):
+            self._usable_at = (self._shapes, self._removals)
+            self._usable.clear()
+            self._populated = {worker.pool for worker in self.workers.values()}
+        pools = self._usable.get(requirements)
+        if pools is None:
+            if len(self._usable) >= USABLE_POOLS_MAX:
+                self._usable.clear()
+            found = eligible_pools(requirements, self.routes).pools
+            pools = self._usable[requirements] = tuple(pool.id for pool in found if pool.name in self._populated)
+        return pools
 
     def fitting_frames(self, requirements: PlacementRequirements) -> int:
         """How many such frames fit now on owned workers."""

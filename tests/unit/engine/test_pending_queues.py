@@ -26,7 +26,7 @@ class StoppedClock:
 
 @pytest.fixture
 def queues():
-    return PendingQueues(None, None, StoppedClock())
+    return PendingQueues(None, None, StoppedClock(), lambda _cls: [POOL])
 
 
 @pytest.fixture
@@ -89,6 +89,12 @@ def test_frames_of_rounds_under_way_count_as_used(queues, pending):
     assert queues.schedulable() == [pending, other]
 
 
+def test_sizes_in_pools_that_cannot_run_the_frames_do_not_count(queues, pending):
+    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
+    queues._shares = {(SHOW, POOL): (600, 300), (OTHER, POOL): (200, 200), (OTHER, UUID(int=9)): (120_000, 0)}
+    assert queues.schedulable() == [pending, other]
+
+
 def test_released_frames_are_not_used_any_more(queues, pending):
     other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
     queues._shares = {(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 0)}
@@ -118,8 +124,8 @@ class Lanes:
 @pytest.fixture
 def aged():
     lanes = Lanes()
-    queues = PendingQueues(None, lanes, StoppedClock())
-    queues._keys = {name: SimpleNamespace(show=SHOW, queue=name) for name in ("old", "new")}
+    queues = PendingQueues(None, lanes, StoppedClock(), lambda _cls: [POOL])
+    queues._keys = {name: SimpleNamespace(show=SHOW, queue=name, cls=CLASS) for name in ("old", "new")}
     return queues, lanes
 
 

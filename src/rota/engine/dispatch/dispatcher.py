@@ -91,7 +91,7 @@ class Dispatcher:
         self.finisher = finisher
         self.state_writer = state_writer
         self.clock = clock or SystemClock()
-        self.pending_queues = PendingQueues(self.database, self.queue, self.clock)
+        self.pending_queues = PendingQueues(self.database, self.queue, self.clock, registry.usable_pools)
         self.parked_jobs = ParkedJobs(self.database, self.queue)
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
         state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
@@ -290,7 +290,7 @@ class Dispatcher:
         # Let the next round claim while this one books.
         pending.busy = False
         self.pending_queues.consume_budget(pending, got)
-        if got == most:
+        if got == most or self.pending_queues.shows_waiting() > 1:  # other shows may have waited for this claim
             self._wake.set()
         return claims
 

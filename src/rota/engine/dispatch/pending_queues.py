@@ -12,12 +12,12 @@ next full poll (`POLL_INTERVAL_S`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from rota.engine.dispatch.fair_share import NO_SHARE, ShareUsage, fair_frames_max, scheduling_key, share_usage
+from rota.engine.dispatch.fair_share import ShareUsage, fair_frames_max, scheduling_key, share_usage
 from rota.engine.dispatch.share_rooms import ShareMoment, ShareReservation, ShareRooms
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
@@ -94,8 +94,16 @@ class PendingPosition(msgspec.Struct, frozen=True):
 
 
 class PendingQueues:
-    def __init__(self, database: Database, queue: Queue, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        queue: Queue,
+        clock: Clock,
+        pools_of: Callable[[PlacementRequirements], Sequence[PoolId]],
+    ) -> None:
+        """`pools_of`: the pools in which frames can run now, by their requirements; without any, all count."""
         self.database = database
+        self._pools_of = pools_of
         self.queue = queue
         self.entries: dict[tuple[str, int], PendingQueue] = {}
         self.share_rooms = ShareRooms()
@@ -166,12 +174,21 @@ class PendingQueues:
         waiting = [
             pending
             for pending in self.entries.values()
-            if pending.waiting > pending.parked and not pending.busy and pending.held_until_s <= now
+            if pending.waiting > pending.parked and pending.held_until_s <= now
         ]
-        if len(waiting) < 2:
-            return waiting
-        usage = self._usage_by_show()
-        return sorted(waiting, key=lambda pending: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now))
+        if len(waiting) < 2 or len({pending.key.show for pending in waiting}) < 2:
+            ordered = sorted(waiting, key=lambda pending: self._sort_key(pending, now))
+            return [pending for pending in ordered if not pending.busy]
+        # A round takes a part of what is free; the rest is for the next show in order, even while that one is claiming.
+        found: list[PendingQueue] = []
+        claiming: set[PoolId] = set()
+        for pending in sorted(waiting, key=lambda pending: self._sort_key(pending, now)):
+            pools = self._pools_of(pending.key.cls)
+            if pending.busy:
+                claiming.update(pools)
+            elif claiming.isdisjoint(pools):
+                found.append(pending)
+        return found
 
     def position(self, queue: str, priority: int) -> PendingPosition:
         """What is scheduled before this queue and priority.
@@ -181,9 +198,9 @@ class PendingQueues:
         target = self.entries.get((queue, priority))
         if target is None:
             return PendingPosition()
-        now, usage = self._clock.monotonic(), self._usage_by_show()
+        now = self._clock.monotonic()
         sort_keys = {
-            at: _sort_key(pending, usage.get(pending.key.show, NO_SHARE), now)
+            at: self._sort_key(pending, now)
             for at, pending in self.entries.items()
             if pending is target
             or (
@@ -247,9 +264,15 @@ class PendingQueues:
                 other.held_until_s = 0.0
         return freed
 
-    def _usage_by_show(self) -> dict[ShowId, ShareUsage]:
-        """With frames of rounds under way."""
-        return share_usage({at: (size, used + self._reserved[at]) for at, (size, used) in self._shares.items()})
+    def _sort_key(self, pending: PendingQueue, now: float) -> tuple[int, float, float, float]:
+        return scheduling_key(self._usage_of(pending), pending.priority, now - pending.since_s)
+
+    def _usage_of(self, pending: PendingQueue) -> ShareUsage:
+        """How much of its show's shares is in use in the pools that may run its frames, with rounds under way."""
+        show, pools = pending.key.show, self._pools_of(pending.key.cls)
+        shares = [(show, pool) for pool in pools] if pools else [at for at in self._shares if at[0] == show]
+        found = ((at, self._shares[at]) for at in shares if at in self._shares)
+        return share_usage((size, used + self._reserved[at]) for at, (size, used) in found)
 
     def frames_booked(self, pending: PendingQueue, pool: PoolId, frames: int, asked: BookingMoment) -> None:
         """Add our own bookings since the last reload."""
@@ -346,10 +369,6 @@ def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> No
 def _ask(pending: PendingQueue) -> Ask:
     need = pending.key.cls.need
     return Ask(need.cores, need.gpus)
-
-
-def _sort_key(pending: PendingQueue, usage: ShareUsage, now: float) -> tuple[int, float, float, float]:
-    return scheduling_key(usage, pending.priority, now - pending.since_s)
 
 
 def queue_key_from_row(row: Record) -> QueueKey:

@@ -273,7 +273,8 @@ class Explainer:
     async def _pending_queues(self) -> PendingQueues:
         if self._pending is not None:
             return self._pending
-        pending_queues = PendingQueues(self.database, Queue(self.database), SystemClock())
+        registry = await self._worker_registry()
+        pending_queues = PendingQueues(self.database, Queue(self.database), SystemClock(), registry.usable_pools)
         await pending_queues.refresh()
         await pending_queues.refresh_shares()
         return pending_queues

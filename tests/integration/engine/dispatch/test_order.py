@@ -7,6 +7,7 @@ from tests.support.replica_and_worker import Farm, gates, hanging, seen
 from tests.support.waiting import until
 
 ROUNDS = 12
+BY_SHOW = sql("SELECT s.str_name, count(*) AS n FROM rota.proc p JOIN rota.show s USING (pk_show) GROUP BY 1")
 BY_WORKER = sql("SELECT count(*) AS frames FROM rota.proc GROUP BY pk_host")
 
 
@@ -52,3 +53,21 @@ async def test_frames_of_a_small_job_are_spread_over_idle_workers(cluster):
     # Measured load counts as up to a frame, and differs from worker to worker.
     assert len(frames) == 4
     assert max(frames) - min(frames) <= 2
+
+
+async def test_shares_of_a_pool_are_kept_whatever_other_pools_hold(cluster):
+    """Both shows have waited before the worker comes; one has a large share of a pool that has no worker."""
+    await cluster.show("film", size=6)
+    await cluster.show("short", size=2)
+    await cluster.accounting.change(lambda admin: admin.create_pool("other", actor="test"))
+    await cluster.accounting.change(
+        lambda admin: admin.create_subscription("short", "other", size=1000, burst=1000, actor="test")
+    )
+    hanging("x")
+    for show in ("film", "short"):
+        await cluster.submit("hang", "x", frames=20, show=show)
+    queues = cluster.replica.engine.dispatcher.pending_queues
+    await until(lambda: queues.shows_waiting() == 2, what="both shows")
+    await cluster.worker(slots=8)
+    await cluster.running("x", 8)
+    assert {row["str_name"]: row["n"] for row in await cluster.database.rows(BY_SHOW)} == {"film": 6, "short": 2}
