@@ -17,7 +17,7 @@ import sys
 from bench.report import Report
 from rota.infra.telemetry import logs
 
-BENCHES = ("foundations", "accounting", "queue", "e2e", "api", "agents", "policy", "workflow")
+BENCHES = ("foundations", "accounting", "queue", "e2e", "shows", "api", "agents", "policy", "workflow")
 
 
 def main() -> int:
