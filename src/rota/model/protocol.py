@@ -228,6 +228,8 @@ class WorkerLiveness(msgspec.Struct, frozen=True):
 
     heard: list[UUID] = []
     lost: list[UUID] = []
+    overdue: list[UUID] = []
+    """Their heartbeat has not come, which may be the loss of one message: they send another one at once."""
 
 
 T = TypeVar("T")

@@ -137,6 +137,8 @@ class HeartbeatThread:
                 continue
             if self._worker in liveness.heard:
                 self.confirmed_at = time.monotonic()
+            if self._worker in liveness.overdue:
+                self.send_now()
             if self._worker in liveness.lost:
                 self._on_lost()
 

@@ -3,8 +3,9 @@
 Every step starts from the state in PostgreSQL, changes it through the same fenced paths as the rest of the engine
 (closures and procs), and is safe to repeat. Only the decision that a worker is lost rests on *missing* heartbeats:
 - it is written under the leader's fence, so a paused leader that wakes up cannot declare a worker lost;
-- it is made only while the leader receives its own heartbeats, has done so for longer than a worker may be silent, and
-  received one when the worker was already overdue;
+- it is made only while the leader receives its own heartbeats, and has done so for longer than a worker may be silent;
+- an overdue worker is asked for a heartbeat first, since one message may be lost, and the leader's own heartbeat has
+  passed through NATS after that;
 - from then on PostgreSQL has the decision: the worker's procs end as lost, the next pass finds later bookings on it,
   and its reports are refused. The worker learns of it, stops its frames and registers again under a new id.
 
@@ -20,16 +21,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 import msgspec
 import structlog
 
 from rota.engine.backends import Backends
-from rota.engine.cluster.membership import HEARTBEAT_INTERVAL_S, ClusterMembership
+from rota.engine.cluster.membership import ClusterMembership
 from rota.engine.completion import report_consumer
 from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
@@ -40,6 +42,7 @@ from rota.infra.lease import LeaderLoop, LeaderStep, Lease
 from rota.infra.postgres import query
 from rota.infra.telemetry import metrics
 from rota.model.error_reactions import is_outage
+from rota.model.errors import NatsUnavailable
 from rota.model.heartbeats import silent_after_s
 from rota.model.ids import JobId
 from rota.model.job_states import RESCHEDULE_AFTER_S, JobState
@@ -70,9 +73,13 @@ MARK_BOOKED = query(__package__, "jobs_mark_booked")
 RESCHEDULE = query(__package__, "jobs_reschedule")
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 LEASE: Final = "rota:reconciler:default"
 TICK_INTERVAL_S: Final = 0.5
+OVERDUE_MARGIN_S: Final = 0.5
+"""A heartbeat is overdue this long after its interval."""
+ASKED_AT_ONCE_MAX: Final = 1000
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
 """Limit for the first heartbeat: after registration, and after this replica began to listen. NATS clients reconnect
 within 5 s."""
@@ -134,6 +141,8 @@ class EngineReconciler(LeaderLoop):
         self._skipped_until: dict[UUID, float] = {}
         self._draining: set[UUID] = set()
         self._idle_jobs: list[UUID] = []
+        self._asked: dict[UUID, float] = {}
+        """Overdue workers, and when they were first asked for a heartbeat."""
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
         self._elected_at = self._clock.monotonic()
@@ -159,6 +168,7 @@ class EngineReconciler(LeaderLoop):
         """Declare workers lost whose heartbeats stopped; returns them."""
         rows = await self.database.rows(LIVE_WORKERS)
         silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"], row["heartbeat_s"])]
+        await self._ask_overdue({row["pk_host"]: row["heartbeat_s"] for row in rows if row not in silent})
         if not silent:
             return []
         for row in silent:
@@ -177,9 +187,24 @@ class EngineReconciler(LeaderLoop):
         if known is None or not known.confirmed or known.last_heartbeat_at < since:
             # Not heard since we listen: it may still be connecting again.
             return min(age_s, now - since) > max(FIRST_HEARTBEAT_TIMEOUT_S, silent_s)
-        # Our own heartbeats came until nearly now: otherwise we may have been cut off before the worker's next one.
-        heard_for_s = self.members.last_heard_itself - known.last_heartbeat_at
-        return now - known.last_heartbeat_at > silent_s and heard_for_s >= silent_s - HEARTBEAT_INTERVAL_S
+        # It was asked for a heartbeat, and our own has made its way through NATS since then.
+        asked_at = self._asked.get(worker, float("inf"))
+        was_asked = known.last_heartbeat_at < asked_at < self.members.last_heard_itself
+        return was_asked and now - known.last_heartbeat_at > silent_s
+
+    async def _ask_overdue(self, heartbeat_s: Mapping[UUID, float]) -> None:
+        """Ask workers for a heartbeat that is overdue: one lost message must not cost the frames of a worker."""
+        now = self._clock.monotonic()
+        overdue = {
+            worker.id
+            for worker in self.registry.workers.values()
+            if now - worker.last_heartbeat_at > heartbeat_s.get(worker.id, float("inf")) + OVERDUE_MARGIN_S
+        }
+        self._asked = {worker: at for worker, at in self._asked.items() if worker in overdue}
+        with suppress(NatsUnavailable):  # who was not asked is not judged
+            for some in _batches(sorted(overdue), ASKED_AT_ONCE_MAX):
+                await self.bus.publish_core(LIVENESS_SUBJECT, encode(WorkerLiveness(overdue=list(some))))
+                self._asked = dict.fromkeys(some, now) | self._asked
 
     def _can_detect_silence(self, silent_s: float) -> bool:
         """Whether such a silence is evidence: we have led, and received our own heartbeats, for longer."""
@@ -299,7 +324,7 @@ class EngineReconciler(LeaderLoop):
         for worker, tokens in unreported.items():
             UNREPORTED_FRAMES.inc(len(tokens))
             log.warning("frames_unreported", worker=str(worker), frames=len(tokens))
-            for part in _batches(tokens):
+            for part in _batches(tokens, BATCH):
                 ends = [
                     AttemptResult(token, AttemptStatus.REFUSED, code=Reason.DISPATCH_TIMEOUT.value) for token in part
                 ]
@@ -307,7 +332,7 @@ class EngineReconciler(LeaderLoop):
 
     async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
         for worker, tokens in overdue.items():
-            for part in _batches(tokens):
+            for part in _batches(tokens, BATCH):
                 ends = [
                     AttemptResult(token, AttemptStatus.TIMEOUT, code=Reason.RUNNING_TIMEOUT.value) for token in part
                 ]
@@ -364,5 +389,5 @@ class EngineReconciler(LeaderLoop):
         await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))
 
 
-def _batches(tokens: Sequence[int]) -> list[Sequence[int]]:
-    return [tokens[at : at + BATCH] for at in range(0, len(tokens), BATCH)]
+def _batches(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [items[at : at + most] for at in range(0, len(items), most)]

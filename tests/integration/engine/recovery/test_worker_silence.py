@@ -73,18 +73,32 @@ async def test_server_restart_keeps_workers_that_are_still_connecting(farm):
     assert await recovery.expire_silent_workers(None) == []
 
 
-async def test_silence_of_a_worker_is_no_evidence_if_the_server_was_cut_off_before_its_next_heartbeat(farm):
+async def test_silence_of_a_worker_is_no_evidence_before_it_was_asked_and_the_server_heard_itself(farm):
     await running_frame(farm)
     engine, silent_s = farm.replica.engine, 35.0
     [worker] = engine.registry.workers
     heard(farm.replica, silent_s + 0.1)
     name, now = engine.members.name, engine.recovery._clock.monotonic()
-    engine.members._last_heartbeat[name] = now - 2.0
-    assert not engine.members.is_isolated()
+    engine.members._last_heartbeat[name] = now - 1.0
     assert not engine.recovery._is_silent(worker, 100.0, 20.0)
-    engine.members._last_heartbeat[name] = now - 0.5
+    engine.recovery._asked = {worker: now - 0.5}
+    assert not engine.recovery._is_silent(worker, 100.0, 20.0)
+    engine.members._last_heartbeat[name] = now - 0.2
     assert engine.recovery._is_silent(worker, 100.0, 20.0)
     heard(farm.replica, 0.0)
+
+
+async def test_worker_whose_heartbeat_was_lost_sends_another_one_when_asked(farm):
+    """Its own next heartbeat would come in 20 s."""
+    job, gate = await running_frame(farm)
+    [worker] = farm.replica.engine.registry.workers.values()
+    await until(lambda: worker.confirmed, what="the first heartbeat")
+    number = worker.number
+    heard(farm.replica, 21.0)
+    await until(lambda: worker.number > number, what="another heartbeat")
+    assert await farm.database.value(LOST) == 0
+    gate.set()
+    assert await farm.ended(job) == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("seconds_ago", [4.0, 34.0])
