@@ -20,6 +20,7 @@ from rota.model.ids import ShowId
 log = structlog.get_logger(__name__)
 LOCK_WAIT_S: Final = 0.5
 """For transactions that end frames; `SET lock_timeout` in the SQL functions is the same."""
+RECENT_S: Final = 1.0
 ATTEMPT_BACKOFF: Final = Backoff(first_s=0.5, longest_s=2.0)
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ class LockedShows:
         return bool(self._failures)
 
     def __contains__(self, show: ShowId) -> bool:
-        return show in self._failures
+        """Whether an attempt has met a lock lately; without further attempts the lock may be gone."""
+        return self._clock.monotonic() < self._until_s.get(show, float("-inf")) + RECENT_S
 
     def blocks(self, show: ShowId) -> bool:
         """Whether not to try now: the pause after the last attempt is not over, or another attempt is under way."""
