@@ -7,7 +7,7 @@ into Rota's errors; this module says what follows from these.
 |---|---|---|
 | retry | concerns this operation only (a lock, a deadlock); nothing took effect | goes on, and repeats it later |
 | back off | concerns every operation (a server is away, full or read-only) | waits, then repeats |
-| refuse | lies in the input or the set-up | gives its sentence to whoever can correct it |
+| refuse | lies in the input or the set-up | reports it to the caller, who can correct it |
 | bug | anything else | fails visibly |
 
 Only a bug counts as a crash of a service (`rota.infra.service.lifecycle`).

@@ -2,7 +2,7 @@
 
 A child dies with its worker by the parent-death signal; its own children do not, and no worker is left to kill their
 process group. A `ProcessGroupGuard` has a second process (`group_killer`) that knows the groups and outlives the worker
-for the moment it needs to kill them. It is started with the first group, and again if somebody killed it.
+for the moment it needs to kill them. It is started with the first group, and again if it was killed.
 
 Without the second process (the system has no process left) children run all the same, without this protection.
 """

@@ -5,7 +5,7 @@ request. Leased tokens count as spent: all servers together admit at most `burst
 plus those whose tokens were leased up to `LEASE_S` before. A refusal is remembered for at least `BLOCK_S`, so that a
 client that ignores it does not reach Redis either.
 
-When Redis fails, nobody is refused for it and nobody is unlimited:
+While Redis is unavailable, requests are neither refused for that reason nor unlimited:
 
 - Redis fails, or does not answer within `LEASE_TIMEOUT_S`: each server uses its share, buckets of its own with the rate
   and burst divided by the number of live servers;
