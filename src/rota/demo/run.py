@@ -135,7 +135,8 @@ class Demo:
         await submit(_job(FILM, "train", 1.5, layer={"gpus": 1}))
         await submit(_job(SHORT, "comp", 0.8, task="render", max_cores=1))
         await submit(_job(SHORT, "flaky", BROKEN_FRAME, layer={"retries": RetrySpec(most=2)}))
-        await submit(_job(FILM, "oops", 600.0, task="render", max_cores=2))
+        # Urgent by mistake: at equal priority it would wait for every frame of render, which was submitted before it.
+        await submit(_job(FILM, "oops", 600.0, task="render", max_cores=2, priority=7))
         await submit(_job(SHORT, "notes", 7))
         await submit(_job(SHORT, WIPED, 0.1, task="render"))
         await submit(_job(SHORT, PUBLISHED, 0.1, task="render", principal=ACTOR))
