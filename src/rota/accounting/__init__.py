@@ -28,6 +28,7 @@ It is an advisory lock, taken before any row; triggers take it for limits and fl
 | `admin`, `resources` | changes of shows, pools, folders, subscriptions, departments and caps |
 | `limits_snapshot`, `usage` | reads for explain and for operators |
 | `maintenance` | periodic seeding, reconciliation and pruning by one leader |
+| `suspected_shows` | which shows may be counted too high in Redis, because they are refused |
 | `audit` | compares Redis, tables and `proc`, and repairs differences |
 """
 

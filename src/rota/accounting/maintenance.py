@@ -10,8 +10,9 @@
   managed;
 - *flush*, twice a second and in every replica: publishes releases that Redis missed while it was unavailable, and
   resolves those whose reply from PostgreSQL was lost;
-- *release_lost*, in every replica at its start and when another one has fallen silent, without waiting for an election:
-  releases in Redis what a dead server has ended in PostgreSQL; the leader repeats it with *recompute*;
+- *release_lost*, in every replica at its start and when another one has fallen silent, without waiting for an election,
+  and for a show that is refused for longer than a moment (`suspected_shows`): releases in Redis what has ended in
+  PostgreSQL; the leader repeats it with *recompute*;
 - *recalculate*, `accounting.recalculate_subs_interval`: rewrites the five tables of unmanaged shows from `SUM(proc)`.
 
 A lease elects the leader. Two concurrent leaders break nothing: every step checks the marker or fence it belongs to. An
@@ -106,14 +107,19 @@ class AccountingMaintenance(LeaderLoop):
 
     async def _release_lost_loop(self) -> None:
         """Runs in every replica: the leader may be the one that has died."""
+        accounting = self.accounting
         while True:
-            await self.accounting.server_left.wait()
-            self.accounting.server_left.clear()
+            await accounting.releases_doubted.wait()
+            accounting.releases_doubted.clear()
+            everywhere, accounting.server_left = accounting.server_left, False
+            shows, accounting.suspected = accounting.suspected, set()
             try:
-                await self.accounting.release_lost()
+                await accounting.release_lost(None if everywhere else shows)
             except Unavailable as error:
                 log.warning("lost_release_deferred", reason=error.sentence)
-                self.accounting.server_left.set()
+                accounting.server_left |= everywhere
+                accounting.suspected |= shows
+                accounting.releases_doubted.set()
                 await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
     async def all_seeded(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -37,6 +37,7 @@ from rota.accounting.live.ledger import LiveLedger, outcomes_from_rows
 from rota.accounting.live.release_publisher import MISCONFIGURED, NullReleasePublisher, ReleasePublisher
 from rota.accounting.live.seeding import drop_show, seed
 from rota.accounting.resources import QuotaChange, Show
+from rota.accounting.suspected_shows import SuspectedShows
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
@@ -75,8 +76,13 @@ class AccountingService:
         self.publisher: ReleasePublisher = self.live.publisher if self.live else NullReleasePublisher()
         self.unseeded = asyncio.Event()
         """Set when a booking found a managed show that is not seeded in Redis."""
-        self.server_left = asyncio.Event()
-        """Set when another server may have died, perhaps between the end of frames in PostgreSQL and in Redis."""
+        self.releases_doubted = asyncio.Event()
+        """Set when frames may have ended in PostgreSQL and not in Redis."""
+        self.server_left = False
+        """Another server may have died between the two: any show may be concerned."""
+        self.suspected: set[ShowId] = set()
+        """Shows whose count in Redis is to be compared with PostgreSQL."""
+        self._suspected_shows = SuspectedShows()
         self._clock = clock or SystemClock()
         self.locked_shows = show_isolation.LockedShows(self._clock)
         self._remember_s = remember_s
@@ -167,8 +173,19 @@ class AccountingService:
                 )
         return released
 
-    async def release_lost(self) -> int:
-        """Release tokens in Redis whose frames ended in PostgreSQL, in every managed show; returns how many.
+    def note_server_left(self) -> None:
+        """Another server may have died, perhaps between the end of frames in PostgreSQL and in Redis."""
+        self.server_left = True
+        self.releases_doubted.set()
+
+    def limit_refused(self, show: ShowId) -> None:
+        """A limit that frames share refused a booking: if this goes on, Redis may count too much."""
+        if self.live is not None and self._suspected_shows.refused(show, self._clock.monotonic()):
+            self.suspected.add(show)
+            self.releases_doubted.set()
+
+    async def release_lost(self, only: Collection[ShowId] | None = None) -> int:
+        """Release tokens in Redis whose frames ended in PostgreSQL, in these or all managed shows; returns how many.
 
         A server that died in between has left them; its frames cannot be told from running ones by Redis alone. Every
         step is safe beside bookings and releases of others, because both are idempotent by token.
@@ -178,6 +195,7 @@ class AccountingService:
             return 0
 
         async def release(show: ShowId) -> int:
+            started = self._clock.monotonic()
             keys, lost = live.keys.show_keys(str(show)), 0
             for numbers in live_reader.chunked(await live_reader.buckets(live.client, keys)):
                 held = await live_reader.held_tokens(live.client, keys, numbers)
@@ -187,12 +205,15 @@ class AccountingService:
                 except ScriptFailed as error:
                     log.warning("lost_release_failed", show=str(show), code=error.code)
                     return lost
+            now = self._clock.monotonic()
+            self._suspected_shows.compared(show, now - started, now)
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
             return lost
 
-        fences = await self.managed_shows()
+        managed = await self.managed_shows()
+        fences = {show: fence for show, fence in managed.items() if only is None or show in only}
         return await show_isolation.for_each(fences, release)
 
     async def is_managed(self, show: ShowId) -> bool:

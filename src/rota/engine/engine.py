@@ -107,7 +107,7 @@ class Engine:
         database.unknown_outcome_listeners.append(self.event_publisher.report_unconfirmed)
         self.registry = WorkerRegistry(limits=settings.routing, ttl_s=settings.registry.worker_ttl)
         self.members = ClusterMembership(
-            bus, self.registry.set_ownership, self.accounting.server_left.set, self.leases.owner
+            bus, self.registry.set_ownership, self.accounting.note_server_left, self.leases.owner
         )
         self.completions = CompletionPublisher(database, self.accounting, self.events)
         self.canceller = JobCanceller(database, bus, queue, self.completions)

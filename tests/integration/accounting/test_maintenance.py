@@ -322,7 +322,7 @@ async def test_release_lost_by_a_server_that_did_not_lead_is_repaired_when_it_le
         await until(lambda: len(releases) == 2 and len(reconciliations) == 1, what="the steps after the election")
         await lose_releases(quota, [2, 3])
         await lose_releases(goose, [12])
-        quota.accounting.server_left.set()
+        quota.accounting.note_server_left()
         await until(quota.agrees, within_s=5, what="the repair of the first show")
         await until(goose.agrees, within_s=5, what="the repair of the second show")
     assert (await quota.book([20, 21])).booked == [20, 21]
