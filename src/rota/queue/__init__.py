@@ -9,7 +9,7 @@ dispatcher; its *tokens* name them. A *closure* records how positions of a claim
 and closures of one period; seven form a ring. A *delta* is the change of counts by one batch.
 
 Invariants and what enforces them:
-- a position is claimed by one owner at a time, and ends once: `rota.queue_claim` and the lock of the claim; a token is
+- a position is claimed by one owner at a time, and ends once: `rota.queue_take` and the lock of the claim; a token is
   never reused, so a late report of an earlier claim is refused;
 - counts equal the rows: every function writes rows and deltas in one transaction;
 - claims of a dead dispatcher return to the queue: `maintenance`, after accounting has tombstoned their tokens.
@@ -26,22 +26,24 @@ Invariants and what enforces them:
 """
 
 from rota.queue.bridge import enqueue_on, enqueue_on_sync
-from rota.queue.claims import Claim, ClaimedRange
+from rota.queue.claims import Claim, ClaimedRange, ClaimRequest
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
 from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueue
 from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, LanePosition, QueueEntry
 from rota.queue.failed import FailedFilter, FailedFrame, FailedFrames
 from rota.queue.maintenance import MaintenanceIntervals, QueueMaintenance
-from rota.queue.queue import CHANNEL, FrameFailure, Queue, QueueInfo
+from rota.queue.queue import CHANNEL, CLAIMS_MAX, FrameFailure, Queue, QueueInfo
 from rota.queue.tokens import CLAIM_MAX, EndResult
 
 __all__ = [
     "BATCH",
     "CHANNEL",
+    "CLAIMS_MAX",
     "CLAIM_MAX",
     "CRITICAL",
     "INTERACTIVE",
     "Claim",
+    "ClaimRequest",
     "ClaimableLane",
     "ClaimedRange",
     "CounterMode",

@@ -24,6 +24,13 @@ class ClaimedRange(msgspec.Struct, frozen=True):
     payload: bytes | None
 
 
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """Up to `want` frames from these lanes, in order."""
+
+    lanes: Sequence[int]
+    want: int
+
+
 class Claim(msgspec.Struct, frozen=True):
     """Up to 512 consecutive positions; each column has one value per entry, in order."""
 

@@ -23,7 +23,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, NotFound, StaleFence
 from rota.queue import entries as queue_entries
 from rota.queue import tokens as token_masks
-from rota.queue.claims import Claim
+from rota.queue.claims import Claim, ClaimRequest
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
 from rota.queue.dead_letters import DeadLetterQueue
 from rota.queue.entries import LaneBatches, LanePosition, QueueEntry
@@ -67,6 +67,8 @@ CLOSED = metrics.histogram("rota_queue_completion_frames", "Frames per call that
 
 STALE_OWNER = "RT022"
 LANES_MAX: Final = 1000
+CLAIMS_MAX: Final = 64
+"""Claims in one call, besides one for each request."""
 DELAY_MAX_S: Final = 10 * 366 * 86_400.0
 FRAME_NUMBER_MAX: Final = 2**31 - 2
 ERROR_TEXT_MAX: Final = 10_000
@@ -126,11 +128,22 @@ class Queue:
 
     async def claim(self, lanes: Sequence[int], want: int, owner: int) -> list[Claim]:
         """Claim up to `want` frames from these lanes, in order. Returns nothing if others hold all of them."""
-        queue_entries.check_count("frames to claim", want, token_masks.BATCH_MAX)
+        [claims] = await self.claim_each([ClaimRequest(lanes, want)], owner)
+        return claims
+
+    async def claim_each(self, requests: Sequence[ClaimRequest], owner: int) -> list[list[Claim]]:
+        """The claims of each request, made together.
+
+        With `CLAIMS_MAX` claims and one for each request, there may be more for a request that got less than it wanted.
+        """
+        lanes = [lane for request in requests for lane in request.lanes]
+        numbers = [number for number, request in enumerate(requests, start=1) for _ in request.lanes]
+        for request in requests:
+            queue_entries.check_count("frames to claim", request.want, token_masks.BATCH_MAX)
         queue_entries.check_count("lanes", len(lanes), LANES_MAX)
         failpoints.hit("queue.before_claim")
         try:
-            rows = await self.database.rows(CLAIM, lanes, want, owner)
+            rows = await self.database.rows(CLAIM, lanes, numbers, [request.want for request in requests], owner)
         except asyncpg.PostgresError as error:
             if error.sqlstate != STALE_OWNER:
                 raise
@@ -139,9 +152,11 @@ class Queue:
                 fences=[owner],
             ) from error
         failpoints.after_send("queue.claim")
-        claims = [Claim.of(row) for row in rows]
-        if claims:
-            CLAIMED.observe(sum(claim.frames for claim in claims))
+        claims: list[list[Claim]] = [[] for _ in requests]
+        for row in rows:
+            claims[row["request"] - 1].append(Claim.of(row))
+        if rows:
+            CLAIMED.observe(sum(claim.frames for each in claims for claim in each))
         return claims
 
     async def open_tokens(self, owner: int) -> list[int]:

@@ -170,17 +170,18 @@ BEGIN
     WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
 END $$;
 
--- Lanes are tried in the given order; a lane locked by another claimer is skipped.
-CREATE OR REPLACE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
+-- Lanes are tried in the given order; a lane locked by another claimer is skipped. Each lane is of one request, by its
+-- number from 1 on, and `wants` says how much each request wants of its lanes together.
+CREATE OR REPLACE FUNCTION rota.queue_claim_each(lanes integer[], requests integer[], wants integer[], by bigint)
 RETURNS TABLE (
-  lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
+  request integer, lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
   sizes integer[], jobs uuid[], layers uuid[], frames integer[], attempts smallint[], payloads bytea[]
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   taken record;
-  claims integer := 0;
+  claims_left integer := 64 + cardinality(wants);
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock_shared(1903519028, (by & 2147483647)::integer);
@@ -188,25 +189,39 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'RT022', MESSAGE = format('owner %s may not claim', by);
   END IF;
-  FOR lane_id IN
-    SELECT l.lane_id FROM unnest(lanes) WITH ORDINALITY AS given (lane_id, place)
+  FOR lane_id, request IN
+    SELECT l.lane_id, given.request FROM unnest(lanes, requests) WITH ORDINALITY AS given (lane_id, request, place)
     JOIN rota.queue_lanes l ON l.lane_id = given.lane_id JOIN rota.queues q ON q.queue = l.queue
     WHERE NOT q.paused ORDER BY given.place
   LOOP
-    CONTINUE WHEN NOT pg_try_advisory_xact_lock(1903519026, lane_id);
+    CONTINUE WHEN wants[request] <= 0 OR NOT pg_try_advisory_xact_lock(1903519026, lane_id);
     -- A claim is cut at the end of its slot or returned range, so a lane may yield several.
-    WHILE want > 0 AND claims < 64 LOOP
-      taken := rota.queue_take(lane_id, want, by);
+    WHILE wants[request] > 0 AND claims_left > 0 LOOP
+      taken := rota.queue_take(lane_id, wants[request], by);
       EXIT WHEN taken.claim_id IS NULL;
-      claims := claims + 1;
-      want := want - taken.n + coalesce(bit_count(taken.skipped), 0);
-      RETURN QUERY SELECT lane_id, taken.claim_id, taken.n, taken.first_seq, taken.skipped, p.sizes, p.jobs, p.layers,
-                          p.frames, p.attempts, p.payloads
+      claims_left := claims_left - 1;
+      wants[request] := wants[request] - taken.n + coalesce(bit_count(taken.skipped), 0);
+      RETURN QUERY SELECT request, lane_id, taken.claim_id, taken.n, taken.first_seq, taken.skipped, p.sizes, p.jobs,
+                          p.layers, p.frames, p.attempts, p.payloads
                    FROM (SELECT (taken.pieces).*) AS p;
     END LOOP;
-    EXIT WHEN want <= 0 OR claims >= 64;
+    EXIT WHEN claims_left <= 0;
   END LOOP;
 END $$;
+
+COMMENT ON FUNCTION rota.queue_claim_each IS
+  'Claim waiting positions for several requests. Returns a row per claim; the arrays are in the order of its positions.';
+
+-- For one request; called by servers of earlier versions.
+CREATE OR REPLACE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
+RETURNS TABLE (
+  lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
+  sizes integer[], jobs uuid[], layers uuid[], frames integer[], attempts smallint[], payloads bytea[]
+)
+LANGUAGE sql AS $$
+  SELECT c.lane_id, c.claim_id, c.n, c.first_seq, c.skipped, c.sizes, c.jobs, c.layers, c.frames, c.attempts, c.payloads
+  FROM rota.queue_claim_each(lanes, array_fill(1, ARRAY[cardinality(lanes)]), ARRAY[want], by) AS c
+$$;
 
 COMMENT ON FUNCTION rota.queue_claim IS
   'Claim up to `want` waiting positions. Returns a row per claim; the arrays are in the order of its positions.';
