@@ -72,6 +72,7 @@ class WorkerRegistry:
     ) -> None:
         self.workers: dict[UUID, WorkerInfo] = {}
         self.routes = Routes()
+        self._pool_names: dict[PoolId, str] = {}
         self.ttl_s = ttl_s
         self.capacity_listeners: list[Callable[[], None]] = []
         """Called whenever more frames may fit than before, so that the dispatcher tries again."""
@@ -91,6 +92,9 @@ class WorkerRegistry:
         self._removals = 0
         self._usable: dict[PlacementRequirements, tuple[PoolId, ...]] = {}
         self._usable_at = (0, 0)
+        self._free: dict[WorkerInfo, str] = {}
+        self._free_by_pool: Counter[str] = Counter()
+        """Owned workers with a free slot that get frames."""
         self._populated: set[str] = set()
         """Names of pools with workers."""
         self._sweep_at = 0.0
@@ -99,6 +103,8 @@ class WorkerRegistry:
         """Route by these pools and topics from now on."""
         if routes != self.routes:
             self.routes = routes
+            self._pool_names = {pool.id: name for name, pool in routes.pools.items()}
+            self._shapes += 1
             self._rankings.clear()
             self._usable.clear()
             self._announce_capacity()
@@ -169,6 +175,7 @@ class WorkerRegistry:
         if info is not None:
             self._removals += 1
             self._changes.pop(info, None)
+            self._count_free(info, known=False)
             for rankings in self._rankings.values():
                 for ranking in rankings:
                     ranking.remove(info)
@@ -366,6 +373,15 @@ class WorkerRegistry:
             pools = self._usable[requirements] = tuple(pool.id for pool in found if pool.name in self._populated)
         return pools
 
+    @property
+    def shape_version(self) -> tuple[int, int]:
+        """Changes whenever the answers of `usable_pools` may have."""
+        return self._shapes, self._removals
+
+    def is_full(self, pools: Collection[PoolId]) -> bool:
+        """Whether none of these pools has a worker with a free slot; false if there are no pools."""
+        return bool(pools) and not any(self._free_by_pool[self._pool_names.get(pool, "")] for pool in pools)
+
     def fitting_frames(self, requirements: PlacementRequirements) -> int:
         """How many such frames fit now on owned workers."""
         return sum(ranking.room for ranking in self._current_rankings(requirements))
@@ -385,8 +401,17 @@ class WorkerRegistry:
     def _mark_changed(self, worker: WorkerInfo) -> None:
         self._change += 1
         self._changes.pop(worker, None)
-        if self.workers.get(worker.id) is worker:
+        known = self.workers.get(worker.id) is worker
+        if known:
             self._changes[worker] = self._change
+        self._count_free(worker, known=known)
+
+    def _count_free(self, worker: WorkerInfo, *, known: bool) -> None:
+        if (before := self._free.pop(worker, None)) is not None:
+            self._free_by_pool[before] -= 1
+        if known and worker.owned and not worker.blocked and (worker.slots <= 0 or worker.frames < worker.slots):
+            self._free[worker] = worker.pool
+            self._free_by_pool[worker.pool] += 1
 
     def _current_rankings(self, requirements: PlacementRequirements) -> list[WorkerRanking]:
         """The ranking of each eligible pool, in order, brought up to date."""

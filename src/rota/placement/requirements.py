@@ -27,7 +27,7 @@ CONSTRAINT_PREFIX: Final = "constraint."
 PLACEMENT_LABEL_PREFIXES: Final = ("placement.", CONSTRAINT_PREFIX, "node.")
 
 
-class Resources(msgspec.Struct, frozen=True):
+class Resources(msgspec.Struct, frozen=True, cache_hash=True):
     """What one frame uses of a worker, besides one slot. Cores in hundredths."""
 
     cores: int = 100
@@ -35,7 +35,7 @@ class Resources(msgspec.Struct, frozen=True):
     memory_mb: int = 0
 
 
-class PlacementRequirements(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementRequirements(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """A row of `rota.placement_class`. Create it with `requirements_of` or `from_row`: both normalize it."""
 
     topic: str

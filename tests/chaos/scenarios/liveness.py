@@ -11,7 +11,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rota.engine.dispatch.fair_share import AGEING_S
+from rota.engine.dispatch.ordering import AGEING_S
 
 CALM_LIMIT_S = 2.0
 DEATH_LIMIT_S = 5.0

@@ -136,6 +136,17 @@ def queue_lies(look):
                 yield Lie("counts", (server, name), f"{server} says {counts[name]} of {name}, its rows are {rows}")
 
 
+def _details(facts, job):
+    """What a reader of a report needs to find the cause."""
+    layers = [f"{layer.ended} of {layer.frames} ended" for layer in facts.layers_of.get(job.id, [])]
+    procs = [
+        f"token {proc.token} on {proc.host[-4:]} for {facts.now - proc.booked:.1f} s"
+        for proc in facts.procs
+        if proc.job == job.id
+    ]
+    return f"{job.id}, {job.state}, ends as {job.ends_as}, {'; '.join(layers)}, {'; '.join(procs)}"
+
+
 def explain_lies(look, server, answer):
     job = look.before.job.get(str(answer.job))
     after = look.after.job.get(str(answer.job))
@@ -147,7 +158,8 @@ def explain_lies(look, server, answer):
     waiting, on_workers = look.after.frames_of(job.id)
     if stable and (answer.waiting, answer.on_workers) != (waiting, on_workers):
         said = f"{answer.waiting} waiting and {answer.on_workers} on workers"
-        sentence = f"{server} says {said} of {job.name}, which has {waiting} and {on_workers}"
+        tables = f"{waiting} and {on_workers} ({_details(look.after, job)})"
+        sentence = f"{server} says {said} of {job.name}, which has {tables}"
         yield Lie("explain", (server, job.id, "frames"), sentence, True)
     layers = {layer.id: layer for layer in look.after.layers_of.get(job.id, [])}
     claims = [(None, cause) for cause in answer.reasons if cause.layer is None]

@@ -196,9 +196,9 @@ async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
         await refused.wait()
         await push(*given, **more)
 
-    async def record_refused(pending_queue, requests, outcomes, asked):
-        await return_refused(pending_queue, requests, outcomes, asked)
-        if any(outcome.refused for outcome in outcomes):
+    async def record_refused(bookings):
+        await return_refused(bookings)
+        if any(outcome.refused for booking in bookings for outcome in booking.outcomes):
             refused.set()
 
     monkeypatch.setattr(accounting.live, "push_change", push_late)
@@ -207,6 +207,19 @@ async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):
     await cluster.running("x", 6)
     gate.set()
     assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_release_lost_for_any_reason_is_repaired_while_the_show_is_refused(cluster, monkeypatch):
+    await cluster.worker(slots=50)
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+
+    async def lose(*_given):
+        pass
+
+    with monkeypatch.context() as losing:
+        losing.setattr(cluster.replica.accounting.publisher, "publish", lose)
+        assert await cluster.ended(await cluster.submit("noop", frames=2)) == "SUCCEEDED"
+    assert await cluster.ended(await cluster.submit("noop", frames=2)) == "SUCCEEDED"
 
 
 async def test_cap_raised_while_refused_frames_are_returned_is_noticed_at_once(cluster, monkeypatch):

@@ -78,7 +78,8 @@ async def test_completion_committed_without_a_reply_releases_its_quota(cluster, 
 
 
 async def test_dispatcher_that_lost_its_lease_continues_under_a_new_one(cluster, monkeypatch):
-    failed = fails_once(monkeypatch, cluster.replica.queue, "claim", StaleFence("Its lease has ended.", fences=[1]))
+    stale = StaleFence("Its lease has ended.", fences=[1])
+    failed = fails_once(monkeypatch, cluster.replica.queue, "claim_each", stale)
     await cluster.worker()
     job = await cluster.submit("noop")
     assert await cluster.ended(job) == "SUCCEEDED"
@@ -95,7 +96,7 @@ async def test_parked_frames_unknown_to_any_dispatcher_are_resumed(cluster):
     dispatcher = cluster.replica.engine.dispatcher
     await until(lambda: dispatcher.parked_jobs._parked, what="parked frames")
     dispatcher.parked_jobs._parked.clear()  # as if the dispatcher was killed or missed the release
-    dispatcher.pending_queues.entries.clear()
+    dispatcher.pending_queues.clear()
     dispatcher.frames_released = lambda *_: None
     gate.set()
     assert await cluster.ended(job) == "SUCCEEDED"

@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_reader import PendingReader
 from rota.model.quota import Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
 from rota.placement import PlacementRequirements
@@ -26,24 +27,32 @@ class StoppedClock:
 
 @pytest.fixture
 def queues():
-    return PendingQueues(None, None, StoppedClock(), lambda _cls: [POOL])
+    return PendingQueues(StoppedClock(), lambda _cls: (POOL,))
 
 
 @pytest.fixture
 def pending(queues):
-    return queues.entries.setdefault(("q", 1), PendingQueue(SimpleNamespace(show=SHOW, cls=CLASS), 1, [7], waiting=5))
+    return queues.add(PendingQueue(SimpleNamespace(queue="q", show=SHOW, cls=CLASS), 1, [7], waiting=5))
+
+
+def another(queues):
+    return queues.add(PendingQueue(SimpleNamespace(queue="r", show=OTHER, cls=CLASS), 1, [8], waiting=5))
+
+
+def in_order(queues):
+    return list(queues.order())
 
 
 def test_refused_queue_backs_off(queues, pending):
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, queues.moment(pending))
-    assert (queues.schedulable(), pending.budget) == ([], 0)
+    assert (in_order(queues), pending.budget) == ([], 0)
 
 
 def test_release_during_the_booking_is_tried_at_once(queues, pending):
     asked = queues.moment(pending)
     queues.capacity_released(SHOW, 3)
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
-    assert (queues.schedulable(), pending.budget) == ([pending], 3)
+    assert (in_order(queues), pending.budget) == ([pending], 3)
 
 
 def test_release_of_another_show_or_before_the_booking_ends_no_back_off(queues, pending):
@@ -51,7 +60,7 @@ def test_release_of_another_show_or_before_the_booking_ends_no_back_off(queues, 
     asked = queues.moment(pending)
     queues.capacity_released(OTHER, 3)
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
-    assert (queues.schedulable(), pending.budget) == ([], 0)
+    assert (in_order(queues), pending.budget) == ([], 0)
 
 
 def test_limit_changed_during_the_booking_is_tried_at_once(queues, pending):
@@ -59,13 +68,13 @@ def test_limit_changed_during_the_booking_is_tried_at_once(queues, pending):
     queues.capacity_released()
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, asked)
     queues.share_refused(pending, POOL, FULL, asked)
-    assert (queues.schedulable(), pending.budget, queues.share_limits(pending)) == ([pending], None, {})
+    assert (in_order(queues), pending.budget, queues.share_limits(pending)) == ([pending], None, {})
 
 
 def test_returned_frames_are_seen_although_a_round_found_none(queues, pending):
     pending.waiting = 0
     queues.frames_returned(pending, 4)
-    assert queues.schedulable() == [pending]
+    assert in_order(queues) == [pending]
 
 
 def a_plan(*portions):
@@ -75,34 +84,34 @@ def a_plan(*portions):
 
 def test_round_takes_a_part_of_what_is_free_while_several_shows_wait(queues, pending):
     assert queues.frames_max(pending, 20) == 512
-    queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
+    another(queues)
     assert [queues.frames_max(pending, room) for room in (0, 1, 21, 10_000)] == [1, 1, 11, 512]
 
 
 def test_frames_of_rounds_under_way_count_as_used(queues, pending):
-    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
-    queues._shares = {(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 100)}
-    assert queues.schedulable() == [pending, other]
+    other = another(queues)
+    queues.set_shares({(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 100)})
+    assert in_order(queues) == [pending, other]
     reserved = queues.reserve_share(pending, a_plan((POOL, 2)))
-    assert queues.schedulable() == [other, pending]
+    assert in_order(queues) == [other, pending]
     queues.shrink_share(pending, reserved, 0)
-    assert queues.schedulable() == [pending, other]
+    assert in_order(queues) == [pending, other]
 
 
 def test_sizes_in_pools_that_cannot_run_the_frames_do_not_count(queues, pending):
-    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
-    queues._shares = {(SHOW, POOL): (600, 300), (OTHER, POOL): (200, 200), (OTHER, UUID(int=9)): (120_000, 0)}
-    assert queues.schedulable() == [pending, other]
+    other = another(queues)
+    queues.set_shares({(SHOW, POOL): (600, 300), (OTHER, POOL): (200, 200), (OTHER, UUID(int=9)): (120_000, 0)})
+    assert in_order(queues) == [pending, other]
 
 
 def test_released_frames_are_not_used_any_more(queues, pending):
-    other = queues.entries["r", 1] = PendingQueue(SimpleNamespace(show=OTHER, cls=CLASS), 1, [8], waiting=5)
-    queues._shares = {(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 0)}
+    other = another(queues)
+    queues.set_shares({(SHOW, POOL): (3200, 0), (OTHER, POOL): (3200, 0)})
     queues.frames_booked(pending, POOL, 4, queues.moment(pending))
-    assert queues.schedulable() == [other, pending]
+    assert in_order(queues) == [other, pending]
     queues.capacity_released(SHOW, 4, {POOL: Usage(400)})
     queues.frames_booked(other, POOL, 1, queues.moment(other))
-    assert queues.schedulable() == [pending, other]
+    assert in_order(queues) == [pending, other]
 
 
 class Lanes:
@@ -124,39 +133,41 @@ class Lanes:
 @pytest.fixture
 def aged():
     lanes = Lanes()
-    queues = PendingQueues(None, lanes, StoppedClock(), lambda _cls: [POOL])
-    queues._keys = {name: SimpleNamespace(show=SHOW, queue=name, cls=CLASS) for name in ("old", "new")}
-    return queues, lanes
+    clock = StoppedClock()
+    queues = PendingQueues(clock, lambda _cls: (POOL,))
+    reader = PendingReader(queues, None, lanes, clock)
+    reader._keys = {name: SimpleNamespace(show=SHOW, queue=name, cls=CLASS) for name in ("old", "new")}
+    return queues, reader, lanes
 
 
 async def test_frames_that_return_while_counts_are_read_are_not_forgotten(aged):
-    queues, lanes = aged
+    queues, reader, lanes = aged
     lanes.waiting = {1: ("old", 1, 0.0)}
-    await queues.refresh()
+    await reader.refresh()
     pending = queues.entries["old", 1]
     lanes.waiting = {}
     lanes.meanwhile = lambda: queues.frames_returned(pending, 1)
-    await queues.refresh()
-    assert queues.schedulable() == [pending]
+    await reader.refresh()
+    assert in_order(queues) == [pending]
     lanes.meanwhile = lambda: None
-    await queues.refresh()
-    assert queues.schedulable() == []
+    await reader.refresh()
+    assert in_order(queues) == []
 
 
-async def in_order(queues):
-    await queues.refresh()
-    return [(pending.key.queue, pending.priority) for pending in queues.schedulable()]
+async def names_in_order(queues, reader):
+    await reader.refresh()
+    return [(pending.key.queue, pending.priority) for pending in in_order(queues)]
 
 
 async def test_queue_that_was_idle_gains_no_priority(aged):
-    queues, lanes = aged
+    queues, reader, lanes = aged
     lanes.waiting = {1: ("old", 1, 0.0)}
-    await queues.refresh()
+    await reader.refresh()
     lanes.waiting = {}
-    await queues.refresh()
+    await reader.refresh()
     queues._clock.now_s += 86_400.0
     lanes.waiting = {1: ("old", 1, 0.0), 2: ("new", 9, 0.0)}
-    assert await in_order(queues) == [("new", 9), ("old", 1)]
+    assert await names_in_order(queues, reader) == [("new", 9), ("old", 1)]
     queues.entries["old", 1].waiting = 0
     queues._clock.now_s += 86_400.0
     queues.mark_notified("old")
@@ -165,22 +176,22 @@ async def test_queue_that_was_idle_gains_no_priority(aged):
 
 @pytest.mark.parametrize(("age_s", "first"), [(200.0, "new"), (301.0, "old"), (10 * 86_400.0, "old")])
 async def test_waiting_time_counts_as_priority(aged, age_s, first):
-    queues, lanes = aged
+    queues, reader, lanes = aged
     lanes.waiting = {1: ("old", 5, age_s), 2: ("new", 6, 0.0)}
-    assert (await in_order(queues))[0][0] == first
+    assert (await names_in_order(queues, reader))[0][0] == first
 
 
 async def test_waiting_time_never_counts_as_more_than_two_levels(aged):
-    queues, lanes = aged
+    queues, reader, lanes = aged
     lanes.waiting = {1: ("old", 5, 10 * 86_400.0), 2: ("new", 8, 0.0)}
-    assert await in_order(queues) == [("new", 8), ("old", 5)]
+    assert await names_in_order(queues, reader) == [("new", 8), ("old", 5)]
 
 
 async def test_lane_whose_first_frame_waited_longest_is_claimed_first(aged):
-    queues, lanes = aged
+    queues, reader, lanes = aged
     lanes.waiting = {1: ("old", 5, 1.0), 2: ("old", 5, 7.0), 3: ("old", 5, 3.0)}
-    await queues.refresh()
+    await reader.refresh()
     assert (queues.entries["old", 5].lanes, queues.entries["old", 5].since_s) == ([2, 3, 1], 993.0)
     lanes.waiting = {1: ("old", 5, 5.0), 3: ("old", 5, 4.0)}
-    await queues.refresh()
+    await reader.refresh()
     assert queues.entries["old", 5].lanes == [1, 3, 2]

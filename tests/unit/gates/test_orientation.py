@@ -20,7 +20,7 @@ PLACES = {
     "cancel": ("engine/completion/canceller.py", "class JobCanceller"),
     "worker registration": ("engine/cluster/worker_registration.py", "class WorkerRegistration"),
     "sending work to a worker": ("engine/dispatch/assigner.py", "class Assigner"),
-    "fair share and ageing": ("engine/dispatch/fair_share.py", "AGEING"),
+    "fair share and ageing": ("engine/dispatch/ordering.py", "AGEING"),
     "retry decision": ("engine/completion/retry_decision.py", "def "),
     "API authentication": ("server/http/middleware/authentication.py", "class AuthenticationMiddleware"),
     "API rate limit": ("server/http/middleware/rate_limit.py", "class "),

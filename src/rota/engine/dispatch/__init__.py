@@ -6,8 +6,11 @@ the `Dispatcher` as a service; completion and recovery call `Dispatcher.frames_r
 | module | responsibility |
 |---|---|
 | `dispatcher` | the loop: starts rounds, claims, returns claims that were not booked |
-| `pending_queues` | which queues have waiting frames, their order, back-off after refusals |
-| `share_rooms` | what is left of shares that have refused, reserved by rounds in scheduling order |
+| `ordering` | which queue is served first, and how much it may take; pure |
+| `pending_queues` | the queues with waiting frames, back-off after refusals; no I/O |
+| `share_rooms` | what is left of shares that have refused, reserved by rounds in scheduling order; no I/O |
+| `rounds` | what the next round takes, and where it would run; no I/O |
+| `pending_reader` | reads counts, ages and shares from PostgreSQL |
 | `assigner` | a claimed batch: load, book, return refused frames, publish assignments |
 | `parked_jobs` | jobs at their own cap, unparked when capacity is released |
 | `concurrency_limits` | running jobs per show (`int_max_jobs`, policy budgets) |

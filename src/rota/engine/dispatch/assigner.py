@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -27,7 +29,7 @@ from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
-from rota.engine.dispatch.share_rooms import ShareReservation
+from rota.engine.dispatch.rounds import Round, RoundPart
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.tracing import JobTracer, TracedDispatch, end_spans, now_ns
 from rota.infra import failpoints
@@ -57,7 +59,6 @@ from rota.model.reasons import Reason
 from rota.model.token_ranges import to_ranges
 from rota.model.units import Centicores
 from rota.placement import PlacementPlan, WorkerRegistry
-from rota.placement.plan import CapacityReservation
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Claim, FrameFailure
 from rota.queue.claims import ClaimedRange
@@ -124,6 +125,18 @@ BookedSlice = tuple[WorkerSlice, Sequence[int]]
 """A slice and those of its tokens that were booked."""
 
 
+class PartBooking:
+    """What is booked for one part of a round, and what came of it."""
+
+    __slots__ = ("asked", "outcomes", "part", "requests")
+
+    def __init__(self, part: RoundPart, requests: list[BookingRequest], asked: BookingMoment) -> None:
+        self.part = part
+        self.requests = requests
+        self.asked = asked
+        self.outcomes: list[BookingOutcome] = []
+
+
 class DispatchState(NamedTuple):
     """What a dispatcher keeps in memory between rounds."""
 
@@ -154,59 +167,60 @@ class Assigner:
         self._layers: dict[LayerId, LayerExecution] = {}
         self._works: dict[bytes, Work] = {}
 
-    async def assign(
-        self,
-        pending: PendingQueue,
-        plan: PlacementPlan,
-        claims: Sequence[Claim],
-        reservation: CapacityReservation,
-        share: ShareReservation,
-    ) -> None:
+    async def assign(self, planned: Round, claims: Mapping[RoundPart, Sequence[Claim]]) -> None:
         """Book the claimed frames and send them to their workers; the reservations end with their allocation."""
         failpoints.hit("dispatch.after_claim")
         since_ns = now_ns()
-        claimed = [claimed_range for claim in claims for claimed_range in claim.ranges()]
-        executions = await self._layer_executions({claimed_range.layer for claimed_range in claimed})
-        live = [
-            claimed_range
-            for claimed_range in claimed
-            if (cached := executions.get(claimed_range.layer)) and cached.ends_as is None
+        claimed = {part: [each for claim in claims[part] for each in claim.ranges()] for part in planned.parts}
+        executions = await self._layer_executions({each.layer for ranges in claimed.values() for each in ranges})
+        await self._discard_ended([each for ranges in claimed.values() for each in ranges], executions)
+        live = {
+            part: [each for each in ranges if (found := executions.get(each.layer)) and found.ends_as is None]
+            for part, ranges in claimed.items()
+        }
+        if any(executions[each.layer].jobs_max for ranges in live.values() for each in ranges):
+            self.concurrency_limiter.add_limited(planned.show)
+        if planned.show in self.concurrency_limiter.limited:
+            live = await self._admit_jobs(planned.show, live)
+        bookings = [
+            PartBooking(part, _booking_requests(part, ranges, executions), self.pending_queues.moment(part.pending))
+            for part, ranges in live.items()
         ]
-        if len(live) < len(claimed):
-            await self._discard_ended(
-                [claimed_range for claimed_range in claimed if claimed_range not in live], executions
-            )
-        if any(executions[claimed_range.layer].jobs_max for claimed_range in live):
-            self.concurrency_limiter.add_limited(pending.key.show)
-        if pending.key.show in self.concurrency_limiter.limited:
-            live = await self._admit_jobs(pending, live)
-        parts = _slice_by_worker(live, plan, executions)
-        pools = {portion.worker: portion.pool_id for portion in plan.portions}
-        requests = _booking_requests(pending, parts, pools)
-        asked = self.pending_queues.moment(pending)
-        outcomes = await self._book(pending, [request.asked for request in requests])
-        self._settle_shares(pending, requests, outcomes, asked, share)
-        await self._return_refused(pending, requests, outcomes, asked)
-        self.pending_queues.shrink_share(pending, share, 0)
-        by_worker = self._allocate(pending, requests, outcomes, reservation)
+        groups = [request.asked for booking in bookings for request in booking.requests]
+        try:
+            outcomes = iter(await self._book(planned.show, groups))
+        except asyncio.CancelledError:
+            # Redis may count tokens that PostgreSQL has barred meanwhile, and this process would not learn of it.
+            self.accounting.add_unknown_commit([token for group in groups for token in group.tokens])
+            raise
+        for booking in bookings:
+            booking.outcomes = list(islice(outcomes, len(booking.requests)))
+            self._settle_share(booking)
+        await self._return_refused(bookings)
+        by_worker: dict[UUID, list[BookedSlice]] = defaultdict(list)
+        for booking in bookings:
+            self.pending_queues.shrink_share(booking.part.pending, booking.part.share, 0)
+            self._allocate(booking, by_worker)
         if by_worker:
-            await self._publish(pending, by_worker, since_ns)
+            await self._publish(by_worker, since_ns)
 
-    async def _admit_jobs(self, pending: PendingQueue, claimed: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+    async def _admit_jobs(
+        self, show: ShowId, claimed: Mapping[RoundPart, Sequence[ClaimedRange]]
+    ) -> dict[RoundPart, list[ClaimedRange]]:
         """Park the frames of jobs above the show's limit on concurrent jobs."""
-        admitted = await self.concurrency_limiter.admit(
-            pending.key.show, [claimed_range.job for claimed_range in claimed]
-        )
-        over_limit: dict[JobId, list[int]] = defaultdict(list)
-        for claimed_range in claimed:
-            if claimed_range.job not in admitted:
-                over_limit[claimed_range.job] += claimed_range.tokens
+        jobs = [each.job for ranges in claimed.values() for each in ranges]
+        admitted = await self.concurrency_limiter.admit(show, jobs)
+        over_limit: dict[tuple[RoundPart, JobId], list[int]] = defaultdict(list)
+        for part, ranges in claimed.items():
+            for each in ranges:
+                if each.job not in admitted:
+                    over_limit[part, each.job] += each.tokens
         if over_limit:
             REFUSALS.labels(Reason.TENANT_LIMIT.value).inc(sum(map(len, over_limit.values())))
             async with self.database.transaction() as tx:
-                for job, tokens in over_limit.items():
-                    await self.queue.park(tokens, job, rest_of=pending.lanes, on=tx)
-        return [claimed_range for claimed_range in claimed if claimed_range.job in admitted]
+                for (part, job), tokens in over_limit.items():
+                    await self.queue.park(tokens, job, rest_of=part.pending.lanes, on=tx)
+        return {part: [each for each in ranges if each.job in admitted] for part, ranges in claimed.items()}
 
     async def _layer_executions(self, layers: set[LayerId]) -> dict[LayerId, LayerExecution]:
         found = {layer: cached for layer in layers if (cached := self._layers.get(layer)) is not None}
@@ -245,14 +259,14 @@ class Assigner:
             self._layers.clear()
         self._layers[layer] = runnable
 
-    async def _book(self, pending: PendingQueue, groups: BookingBatch) -> list[BookingOutcome]:
+    async def _book(self, show: ShowId, groups: BookingBatch) -> list[BookingOutcome]:
         """Retry until accounting answers: booking is idempotent by token, so a retry also recovers a lost reply.
 
         What is not booked in the end is given back. So no attempt may book it later: see `confirm_unbooked`.
         """
         if not groups:
             return []
-        show, streak, in_doubt = pending.key.show, 0, False
+        streak, in_doubt = 0, False
         while True:
             try:
                 outcomes, failed_as = await self._try_to_book(show, groups, give_up=not in_doubt)
@@ -282,28 +296,23 @@ class Assigner:
             failed_as = DeclineReason.LOCKED
         return _declined(groups, failed_as), failed_as
 
-    def _allocate(
-        self,
-        pending: PendingQueue,
-        requests: Sequence[BookingRequest],
-        outcomes: Sequence[BookingOutcome],
-        reservation: CapacityReservation,
-    ) -> dict[UUID, list[BookedSlice]]:
+    def _allocate(self, booking: PartBooking, by_worker: dict[UUID, list[BookedSlice]]) -> None:
         """Replace the reservation by the frames that were booked, by worker, in one step: none counts twice."""
-        by_worker: dict[UUID, list[BookedSlice]] = defaultdict(list)
-        frames = 0
-        for request, outcome in zip(requests, outcomes, strict=True):
+        tokens: dict[UUID, list[int]] = defaultdict(list)
+        for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
             booked = outcome.booked if not outcome.already else sorted(outcome.all_booked)
             if booked:
                 by_worker[request.asked.host] += _booked_slices(request, booked)
-                frames += len(booked)
-        for worker, slices in by_worker.items():
-            tokens = [token for _, booked in slices for token in booked]
-            self.registry.record_allocations(worker, to_ranges(tokens), pending.key.cls.need)
-        self.registry.unreserve(reservation, allocated=frames)
-        return by_worker
+                tokens[request.asked.host] += booked
+        cls = booking.part.pending.key.cls
+        for worker, booked_tokens in tokens.items():
+            self.registry.record_allocations(worker, to_ranges(booked_tokens), cls.need)
+        frames = sum(map(len, tokens.values()))
+        self.registry.unreserve(booking.part.reservation, allocated=frames)
+        if frames:
+            DISPATCHED.labels(cls.topic).inc(frames)
 
-    async def _publish(self, pending: PendingQueue, by_worker: Mapping[UUID, list[BookedSlice]], since_ns: int) -> None:
+    async def _publish(self, by_worker: Mapping[UUID, list[BookedSlice]], since_ns: int) -> None:
         failpoints.hit("dispatch.before_publish")
         spans = await self._start_spans(by_worker, since_ns) if tracing.is_enabled() else []
         messages = [
@@ -316,8 +325,6 @@ class Assigner:
         )
         await self._send(messages)
         end_spans(spans)
-        frames = sum(len(booked) for slices in by_worker.values() for _, booked in slices)
-        DISPATCHED.labels(pending.key.cls.topic).inc(frames)
 
     async def _start_spans(self, by_worker: Mapping[UUID, Sequence[BookedSlice]], since_ns: int) -> list[Span | None]:
         """Start spans for the traced assignments and put their trace context into the slices."""
@@ -386,57 +393,57 @@ class Assigner:
             work = self._works[packed] = _WORK.decode(packed)
         return work
 
-    async def _return_refused(
-        self,
-        pending: PendingQueue,
-        requests: Sequence[BookingRequest],
-        outcomes: Sequence[BookingOutcome],
-        asked: BookingMoment,
-    ) -> None:
+    async def _return_refused(self, bookings: Sequence[PartBooking]) -> None:
         """Return frames that were not booked and back off, so that they are not tried again immediately."""
+        back: dict[PendingQueue, list[int]] = {}
+        for booking in bookings:
+            pending = booking.part.pending
+            refused, parked = self._sort_refused(booking)
+            for job, tokens in parked.items():
+                REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
+                await self.queue.park(tokens, job, rest_of=pending.lanes)
+                self.parked_jobs.add(job)
+            if refused:
+                REFUSALS.labels(pending.reason.value if pending.reason else "quota").inc(len(refused))
+                back[pending] = refused
+            elif booking.outcomes:
+                self.pending_queues.mark_accepted(pending)
+        if back:
+            await self.queue.give_back([token for tokens in back.values() for token in tokens])
+        for pending, tokens in back.items():
+            self.pending_queues.frames_returned(pending, len(tokens))
+
+    def _sort_refused(self, booking: PartBooking) -> tuple[list[int], dict[JobId, list[int]]]:
+        """Tokens to give back, and those to park by job."""
         back: list[int] = []
         parked: dict[JobId, list[int]] = defaultdict(list)
-        for request, outcome in zip(requests, outcomes, strict=True):
+        for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
             if outcome.refused and outcome.refusal is not None:
                 if outcome.refusal.table in (Level.JOB, Level.LAYER):
                     parked[request.asked.charge.job] += outcome.refused
                 else:
                     back += outcome.refused
-                    self._back_off(pending, Reason.of_level(outcome.refusal.table), asked)
+                    self.accounting.limit_refused(booking.part.pending.key.show)
+                    self._back_off(booking, Reason.of_level(outcome.refusal.table))
             for token, why in outcome.declined.items():
                 if why is DeclineReason.CAPPED:
                     parked[_job_of(request, token)].append(token)
                     continue
                 back.append(token)
-                self._back_off(pending, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE), asked)
-        for job, tokens in parked.items():
-            REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
-            await self.queue.park(tokens, job, rest_of=pending.lanes)
-            self.parked_jobs.add(job)
-        if back:
-            REFUSALS.labels(pending.reason.value if pending.reason else "quota").inc(len(back))
-            await self.queue.give_back(back)
-            self.pending_queues.frames_returned(pending, len(back))
-        elif outcomes:
-            self.pending_queues.mark_accepted(pending)
+                self._back_off(booking, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE))
+        return back, parked
 
-    def _back_off(self, pending: PendingQueue, reason: Reason, asked: BookingMoment) -> None:
+    def _back_off(self, booking: PartBooking, reason: Reason) -> None:
         if reason is not Reason.QUOTA_SUBSCRIPTION:  # the room of the share says what the queue may try
-            self.pending_queues.mark_refused(pending, reason, asked)
+            self.pending_queues.mark_refused(booking.part.pending, reason, booking.asked)
 
-    def _settle_shares(
-        self,
-        pending: PendingQueue,
-        requests: Sequence[BookingRequest],
-        outcomes: Sequence[BookingOutcome],
-        asked: BookingMoment,
-        share: ShareReservation,
-    ) -> None:
+    def _settle_share(self, booking: PartBooking) -> None:
         """Take what accounting granted from the rooms of the shares. The reservation remains for the other frames until
         they are back in their queue: it must not seem to be empty to what is released meanwhile."""
-        refused = sum(len(outcome.refused) + len(outcome.declined) for outcome in outcomes)
-        self.pending_queues.shrink_share(pending, share, refused)
-        for request, outcome in zip(requests, outcomes, strict=True):
+        pending, asked = booking.part.pending, booking.asked
+        refused = sum(len(outcome.refused) + len(outcome.declined) for outcome in booking.outcomes)
+        self.pending_queues.shrink_share(pending, booking.part.share, refused)
+        for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
             pool, ask = request.asked.charge.alloc, request.asked.charge.ask
             granted = len(outcome.booked) + len(outcome.already)
             if granted:
@@ -451,7 +458,10 @@ class Assigner:
     async def _discard_ended(self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
         """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""
         for claimed_range in claimed:
-            if claimed_range.layer in executions:
+            execution = executions.get(claimed_range.layer)
+            if execution is not None and execution.ends_as is None:
+                continue
+            if execution is not None:
                 await self.queue.park(claimed_range.tokens, claimed_range.job)
             else:
                 error = "Its job has ended: submit it again, linked to the old one."
@@ -496,22 +506,22 @@ def _split_by_size(slices: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
 
 
 def _booking_requests(
-    pending: PendingQueue, parts: Sequence[WorkerSlice], pools: Mapping[UUID, PoolId]
+    part: RoundPart, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
 ) -> list[BookingRequest]:
     """Batch single frames of uncapped jobs per worker; book every other slice by itself."""
+    pending, pools = part.pending, {portion.worker: portion.pool_id for portion in part.plan.portions}
     requests: list[BookingRequest] = []
     singles: dict[UUID, list[WorkerSlice]] = defaultdict(list)
-    for part in parts:
-        if len(part.tokens) == 1 and not part.runnable.capped:
-            singles[part.worker].append(part)
+    for piece in _slice_by_worker(claimed, part.plan, executions):
+        if len(piece.tokens) == 1 and not piece.runnable.capped:
+            singles[piece.worker].append(piece)
         else:
-            charge = _charge(pending, pools[part.worker], part.claimed_range.job, part.claimed_range.layer)
-            requests.append(
-                BookingRequest([part], BookingGroup(charge, part.worker, part.tokens, part.runnable.capped))
-            )
+            charge = _charge(pending, pools[piece.worker], piece.claimed_range.job, piece.claimed_range.layer)
+            group = BookingGroup(charge, piece.worker, piece.tokens, piece.runnable.capped)
+            requests.append(BookingRequest([piece], group))
     for worker, alike in singles.items():
-        tokens = [part.tokens.start for part in alike]
-        jobs, layers = [part.claimed_range.job for part in alike], [part.claimed_range.layer for part in alike]
+        tokens = [piece.tokens.start for piece in alike]
+        jobs, layers = [piece.claimed_range.job for piece in alike], [piece.claimed_range.layer for piece in alike]
         charge = _charge(pending, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
         requests.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
     return requests

@@ -1,8 +1,8 @@
 """Dispatch loop: claim, place, book, assign. Every replica dispatches, each for the workers it owns.
 
-A round handles a batch of one pending queue (frames with equal requirements): it reserves capacity on workers, claims
-that many frames, books them in one call and sends each worker one message. Several rounds run concurrently, with one
-claim per queue.
+A round handles a batch of one pending queue (frames with equal requirements), or of several small ones of a show: it
+reserves capacity on workers, claims that many frames, books them in one call and sends each worker one message. Several
+rounds run concurrently, with one claim per queue. `rounds` decides what a round takes, `ordering` in which order.
 
 Crashes, pauses and lost replies:
 - reserved, not claimed: the reservation is in memory only and dies with the process;
@@ -23,7 +23,8 @@ queue decides ownership.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 from uuid import UUID
@@ -36,8 +37,9 @@ from rota.engine.dispatch import metrics as waiting
 from rota.engine.dispatch.assigner import REFUSALS, Assigner, DispatchState
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
-from rota.engine.dispatch.pending_queues import POLL_INTERVAL_S, PendingQueue, PendingQueues
-from rota.engine.dispatch.share_rooms import ShareReservation
+from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_reader import POLL_INTERVAL_S, PendingReader
+from rota.engine.dispatch.rounds import Round, RoundPart, RoundPlanner
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.asyncio_cancel import cancellable
@@ -53,8 +55,8 @@ from rota.model.errors import (
 from rota.model.ids import PoolId, ShowId
 from rota.model.quota import Usage
 from rota.model.reasons import Reason
-from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
-from rota.queue import CHANNEL, Claim
+from rota.placement import WorkerRegistry
+from rota.queue import CHANNEL, CLAIMS_MAX, Claim, ClaimRequest
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +66,8 @@ LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 4.0
 """Claims of a dead dispatcher return to the queue after this: it bounds how long their frames wait for nothing."""
 MAX_CONCURRENT_ROUNDS: Final = 4
+TURN_S: Final = 0.004
+"""Longest time for which rounds are planned without a pause for everything else that the process does."""
 LANE_CHECK_INTERVAL_S: Final = 0.1
 """Shortest time between reads of the lanes of queues that were notified."""
 UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
@@ -91,7 +95,9 @@ class Dispatcher:
         self.finisher = finisher
         self.state_writer = state_writer
         self.clock = clock or SystemClock()
-        self.pending_queues = PendingQueues(self.database, self.queue, self.clock, registry.usable_pools)
+        self.pending_queues = PendingQueues(self.clock, registry.usable_pools, lambda: registry.shape_version)
+        self.reader = PendingReader(self.pending_queues, self.database, self.queue, self.clock)
+        self.planner = RoundPlanner(self.pending_queues, registry)
         self.parked_jobs = ParkedJobs(self.database, self.queue)
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
         state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
@@ -102,12 +108,17 @@ class Dispatcher:
         self._notified: set[str] = set()
         """Queues with known lanes that were notified since their lanes were read."""
         self._has_notified = asyncio.Event()
+        self._unread: set[str] = set()
+        """Notified queues that are not known yet."""
+        self._has_unread = asyncio.Event()
         self._rounds: set[asyncio.Task[None]] = set()
         self._owner = 0
         self._claims_uncertain = False
         """A round failed: claims of our owner id may have no round working on them."""
         self._stale: StaleFence | None = None
         self._capacity_freed = False
+        self._turn_cut = False
+        """The last turn ended before it had looked at all queues."""
 
     def reset_backoffs(self) -> None:
         """Call when limits, workers or routes have changed."""
@@ -151,6 +162,7 @@ class Dispatcher:
                 for work in (
                     self._consume_queue_notifications(queued),
                     self._consume_limit_notifications(limits),
+                    self._read_new_queues(),
                     self._check_lanes(),
                     self._poll(),
                     self.state_writer.run(),
@@ -170,7 +182,7 @@ class Dispatcher:
         self._wake.clear()
         if not self.assigner.bus.connected:
             return  # assignments could not be sent
-        if self._capacity_freed:
+        if self._capacity_freed and not self._turn_cut:  # or the last queues in order would never be looked at
             self._capacity_freed = False
             self.pending_queues.workers_changed()
         if self._claims_uncertain and not await self._return_unbooked_claims():
@@ -183,17 +195,34 @@ class Dispatcher:
         if self._stale is not None:
             stale, self._stale = self._stale, None
             raise stale
-        begun = True
-        while begun and len(self._rounds) < MAX_CONCURRENT_ROUNDS:
-            begun = False
-            for pending in self.pending_queues.schedulable():
-                if not self._locked_shows.blocks(pending.key.show) and self._start_round(tasks, pending):
-                    begun = True
-                    break
+        self._turn_cut = False
+        if len(self._rounds) < MAX_CONCURRENT_ROUNDS:
+            self._take_turn(tasks)
+
+    def _take_turn(self, tasks: asyncio.TaskGroup) -> None:
+        order, until = self.pending_queues.order(), time.perf_counter() + TURN_S
+        for pending in order:
+            group = order.group
+            if self._locked_shows.blocks(pending.key.show):
+                order.skip_group()
+            elif self.registry.is_full(group.pools):
+                self.pending_queues.pools_full(group.queues)
+                order.skip_group()
+            elif (planned := self.planner.plan_round(pending, order)) is not None:
+                self._start(tasks, self._run_round(planned))
+            elif pending.reason is Reason.NO_POOL_MAPPING:
+                pending.busy = True
+                self._start(tasks, self._fail_unplaceable(pending))
+            if len(self._rounds) >= MAX_CONCURRENT_ROUNDS:
+                return
+            if time.perf_counter() >= until:
+                self._turn_cut = True
+                self._wake.set()
+                return
 
     async def _refresh_shares(self) -> None:
         with suppress(PostgresUnavailable):
-            await self.pending_queues.refresh_shares()
+            await self.reader.refresh_shares()
 
     async def _wait_for_work(self, life: Lifecycle) -> None:
         drained = asyncio.create_task(life.until_draining())
@@ -204,95 +233,96 @@ class Dispatcher:
             drained.cancel()
             woken.cancel()
 
-    def _start_round(self, tasks: asyncio.TaskGroup, pending: PendingQueue) -> bool:
-        room = self.registry.fitting_frames(pending.key.cls)
-        most, limits = self.pending_queues.frames_max(pending, room), self.pending_queues.share_limits(pending)
-        plan = self.registry.plan(pending.key.cls, most, at_most=limits)
-        if plan.portions:
-            share = self.pending_queues.reserve_share(pending, plan)
-            work = self._run_round(pending, plan, self.registry.reserve(plan), share)
-        elif plan.refusal is Reason.NO_POOL_MAPPING:
-            work = self._fail_unplaceable(pending, most)
-        else:
-            self.pending_queues.no_capacity(pending, plan.refusal or Reason.NO_WORKERS, limits)
-            return False
-        pending.busy = True
+    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> None:
         task = tasks.create_task(work)
         self._rounds.add(task)
         task.add_done_callback(self._round_done)
-        return True
 
     def _round_done(self, task: asyncio.Task[None]) -> None:
         self._rounds.discard(task)
         self._wake.set()
 
-    async def _run_round(
-        self,
-        pending: PendingQueue,
-        plan: PlacementPlan,
-        reservation: CapacityReservation,
-        share: ShareReservation,
-    ) -> None:
+    async def _run_round(self, planned: Round) -> None:
         started = self.clock.monotonic()
         try:
-            claims = await self._claim(pending, plan.planned)
-            claimed = sum(claim.frames for claim in claims)
-            plan = self.registry.spread_again(pending.key.cls, plan, reservation, claimed)
-            self._shrink_share(pending, share, claimed)
-            if claims:
-                await self.assigner.assign(pending, plan, claims, reservation, share)
-                LATENCY.labels(pending.key.cls.topic).observe(self.clock.monotonic() - started)
+            claims = await self._claim(planned)
+            for part in planned.parts:
+                claimed = sum(claim.frames for claim in claims[part])
+                part.plan = self.registry.spread_again(part.pending.key.cls, part.plan, part.reservation, claimed)
+                self._shrink_share(part, claimed)
+            if any(claims.values()):
+                await self.assigner.assign(planned, claims)
+                for topic in {part.pending.key.cls.topic for part in planned.parts}:
+                    LATENCY.labels(topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
-            self._round_failed(pending, error)
+            self._round_failed([part.pending for part in planned.parts], error)
         finally:
-            pending.busy = False
-            self.registry.unreserve(reservation)
-            self._shrink_share(pending, share, 0)
+            for part in planned.parts:
+                part.pending.busy = False
+                self.registry.unreserve(part.reservation)
+                self._shrink_share(part, 0)
 
-    def _shrink_share(self, pending: PendingQueue, share: ShareReservation, frames: int) -> None:
-        if self.pending_queues.shrink_share(pending, share, frames):
+    def _shrink_share(self, part: RoundPart, frames: int) -> None:
+        if self.pending_queues.shrink_share(part.pending, part.share, frames):
             self._wake.set()
 
-    async def _fail_unplaceable(self, pending: PendingQueue, most: int) -> None:
+    async def _fail_unplaceable(self, pending: PendingQueue) -> None:
         """No pool is mapped to the topic, so waiting would not help: fail the frames."""
         try:
-            claims = await self._claim(pending, most)
+            arrivals = pending.arrivals
+            [claims], ended = await self._ask_for([ClaimRequest(pending.lanes, BATCH_FRAMES_MAX)])
+            self._claimed(pending, BATCH_FRAMES_MAX, claims, arrivals, ended=ended)
             if claims:
                 await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
                 REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(sum(claim.frames for claim in claims))
         except Exception as error:  # noqa: BLE001 - as above
-            self._round_failed(pending, error)
+            self._round_failed([pending], error)
         finally:
             pending.busy = False
 
-    def _round_failed(self, pending: PendingQueue, error: Exception) -> None:
+    def _round_failed(self, queues: Sequence[PendingQueue], error: Exception) -> None:
         """Frames that the round claimed but did not book are returned once no round is running."""
         self._claims_uncertain = True
-        self.pending_queues.back_off(pending, Reason.BOOKS_UNAVAILABLE)
+        for pending in queues:
+            self.pending_queues.back_off(pending, Reason.BOOKS_UNAVAILABLE)
+        names = [pending.key.queue for pending in queues]
         if isinstance(error, PostgresUnavailable):
-            log.warning("round_failed", queue=pending.key.queue, reason=error.sentence)
+            log.warning("round_failed", queues=names, reason=error.sentence)
         elif isinstance(error, StaleFence):
             self._stale = error
         else:
-            log.error("round_failed", queue=pending.key.queue, exc_info=error)
+            log.error("round_failed", queues=names, exc_info=error)
 
-    async def _claim(self, pending: PendingQueue, most: int) -> list[Claim]:
+    async def _claim(self, planned: Round) -> dict[RoundPart, list[Claim]]:
         failpoints.hit("dispatch.before_claim")
-        arrivals = pending.arrivals
-        claims = await self.queue.claim(pending.lanes, most, self._owner)
-        got = sum(claim.frames for claim in claims)
-        pending.waiting = max(pending.waiting - got, 1) if got == most else pending.arrivals - arrivals
-        pending.reason = None
-        if not got and pending.notified:
+        asked = [(part, part.plan.planned) for part in planned.parts]
+        found, ended = await self._ask_for([ClaimRequest(part.pending.lanes, most) for part, most in asked])
+        for (part, most), claims in zip(asked, found, strict=True):
+            self._claimed(part.pending, most, claims, part.arrivals, ended=ended)
+        if unseen := [part.pending for part, claims in zip(planned.parts, found, strict=True) if not claims]:
             # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.
-            pending.notified = False
-            await self._refresh([pending.key.queue])
+            rescan = {pending.key.queue for pending in unseen if pending.notified}
+            for pending in unseen:
+                pending.notified = False
+            if rescan:
+                await self._refresh(rescan)
         # Let the next round claim while this one books.
-        pending.busy = False
-        self.pending_queues.consume_budget(pending, got)
-        if got == most or self.pending_queues.shows_waiting() > 1:  # other shows may have waited for this claim
+        for part in planned.parts:
+            part.pending.busy = False
+        if self.pending_queues.shows_waiting() > 1 or any(part.pending.claimable > 0 for part in planned.parts):
             self._wake.set()
-        return claims
+        return dict(zip(planned.parts, found, strict=True))
+
+    async def _ask_for(self, requests: Sequence[ClaimRequest]) -> tuple[list[list[Claim]], bool]:
+        """The claims by request, and whether the lanes of a request that got less than it wanted have no more."""
+        claims = await self.queue.claim_each(requests, self._owner)
+        return claims, sum(map(len, claims)) < CLAIMS_MAX + len(requests)
+
+    def _claimed(
+        self, pending: PendingQueue, most: int, claims: Sequence[Claim], arrivals: int, *, ended: bool
+    ) -> None:
+        got = sum(claim.frames for claim in claims)
+        self.pending_queues.frames_claimed(pending, most, got, arrivals, ended=ended)
 
     async def _return_unbooked_claims(self) -> bool:
         """After a failed round, return claims that are not booked. False: try again later.
@@ -318,11 +348,23 @@ class Dispatcher:
 
     async def _consume_queue_notifications(self, queued: Notifications) -> None:
         async for name in queued:
-            if name is None or not self.pending_queues.mark_notified(name):
-                await self._refresh(None if name is None else [name])
-            else:
+            if name is None:
+                await self._refresh(None)
+            elif self.pending_queues.mark_notified(name):
                 self._notified.add(name)
                 self._has_notified.set()
+            else:
+                self._unread.add(name)
+                self._has_unread.set()
+            self._wake.set()
+
+    async def _read_new_queues(self) -> None:
+        """Read queues that are not known yet; those that come meanwhile are read together."""
+        while True:
+            await self._has_unread.wait()
+            names, self._unread = self._unread, set()
+            self._has_unread.clear()
+            await self._refresh(names)
             self._wake.set()
 
     async def _check_lanes(self) -> None:
@@ -332,7 +374,7 @@ class Dispatcher:
             await self.clock.sleep(LANE_CHECK_INTERVAL_S)
             names, self._notified = self._notified, set()
             self._has_notified.clear()
-            await self._refresh(sorted(names))
+            await self._refresh(names)
             self._wake.set()
 
     async def _consume_limit_notifications(self, limits: Notifications) -> None:
@@ -346,9 +388,9 @@ class Dispatcher:
             self._wake.set()
             await self.clock.sleep(POLL_INTERVAL_S)
 
-    async def _refresh(self, queues: Sequence[str] | None) -> None:
+    async def _refresh(self, queues: Collection[str] | None) -> None:
         try:
-            await self.pending_queues.refresh(queues)
+            await self.reader.refresh(queues)
             if queues is None:
                 waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
                 await self.concurrency_limiter.refresh()

@@ -1,39 +1,50 @@
-"""Queues with waiting frames, in scheduling order. One instance per dispatcher, in memory, polled from PostgreSQL.
+"""Queues with waiting frames, in scheduling order, as one dispatcher knows them. No I/O: `pending_reader` reads them.
 
 A `PendingQueue` is a queue at one priority: lanes whose frames have the same placement and quota requirements, so one
 refused frame stands for all behind it. Order: the show furthest below its size in the pool, then priority with ageing,
-then age. The age is that of the first waiting frame as PostgreSQL stores it, so it is the same on every replica and
-starts anew when a queue was empty. A refused queue is skipped until a relevant change or until `BACKOFF_S` has passed.
+then age (`ordering`). The age is that of the first waiting frame as PostgreSQL stores it, so it is the same on every
+replica and starts anew when a queue was empty. A refused queue is skipped until a relevant change or until `BACKOFF_S`
+has passed.
 
 Entries may be stale: an empty one costs a claim that returns nothing; one whose notification was missed waits for the
-next full poll (`POLL_INTERVAL_S`).
+next full poll.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 
-from rota.engine.dispatch.fair_share import ShareUsage, fair_frames_max, scheduling_key, share_usage
+from rota.engine.dispatch.ordering import (
+    QueueRank,
+    ReleaseRate,
+    SchedulingOrder,
+    ShareGroup,
+    ShareUsage,
+    fair_frames_max,
+    queue_rank,
+    share_usage,
+)
 from rota.engine.dispatch.share_rooms import ShareMoment, ShareReservation, ShareRooms
 from rota.infra.clock import Clock
-from rota.infra.postgres import Database, Record, query
 from rota.model.ids import DeptId, FolderId, PoolId, ShowId
 from rota.model.quota import Ask, Refusal, Usage
 from rota.model.reasons import Reason
 from rota.placement import PlacementPlan, PlacementRequirements
-from rota.queue import Queue
+from rota.queue import ClaimableLane
 
-CLASSES = query(__package__, "queue_classes")
-SHARES = query(__package__, "shares")
-
-POLL_INTERVAL_S: Final = 1.0
 BACKOFF_S: Final = 1.0
+ORDER_MAX_AGE_S: Final = 1.0
+"""Ranks that only waiting changes are computed anew after this time."""
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
+EXPECTED_FRAMES_MIN: Final = 8
+"""What a notified queue is expected to have until it is counted; doubled each time that it had all of it."""
+ENTRIES_MAX: Final = 10_000
 
 NOTHING: Final[Mapping[PoolId, Usage]] = {}
 _CAPACITY_REASONS: Final = frozenset({Reason.NO_WORKERS, Reason.POOL_OVERLOADED})
@@ -49,7 +60,7 @@ class QueueKey(msgspec.Struct, frozen=True):
     cls: PlacementRequirements
 
 
-class PendingQueue(msgspec.Struct):
+class PendingQueue(msgspec.Struct, eq=False):
     key: QueueKey
     priority: int
     lanes: list[int]
@@ -59,9 +70,15 @@ class PendingQueue(msgspec.Struct):
     """Arrival of its first frame, by the monotonic clock."""
     notified: bool = False
     """A notification named its queue since the last claim."""
+    counted: bool = False
+    """`waiting` was read since the last notification."""
+    expected_min: int = EXPECTED_FRAMES_MIN
+    """At least so many frames are expected while they are not counted."""
     busy: bool = False
     """One of our rounds is claiming from it."""
     held_until_s: float = 0.0
+    held_at_change: int = 0
+    """How often workers had got room when it was held."""
     reason: Reason | None = None
     """Why it was skipped last."""
     unsettled: bool = False
@@ -74,6 +91,15 @@ class PendingQueue(msgspec.Struct):
     """Counts notifications and returned frames: what arrives during a claim may not be in its result."""
     resets: int = 0
     """How often limits, workers or routes have changed so far."""
+
+    @property
+    def claimable(self) -> int:
+        return self.waiting - self.parked
+
+    @property
+    def expected(self) -> int:
+        """How many frames a claim is expected to find."""
+        return self.claimable if self.counted else max(self.claimable, self.expected_min)
 
 
 class BookingMoment(NamedTuple):
@@ -96,99 +122,140 @@ class PendingPosition(msgspec.Struct, frozen=True):
 class PendingQueues:
     def __init__(
         self,
-        database: Database,
-        queue: Queue,
         clock: Clock,
         pools_of: Callable[[PlacementRequirements], Sequence[PoolId]],
+        pools_version: Callable[[], object] = lambda: None,
     ) -> None:
-        """`pools_of`: the pools in which frames can run now, by their requirements; without any, all count."""
-        self.database = database
-        self._pools_of = pools_of
-        self.queue = queue
+        """`pools_of`: the pools in which frames can run now, by their requirements; without any, all count. The answers
+        are asked for again when `pools_version` has changed."""
         self.entries: dict[tuple[str, int], PendingQueue] = {}
         self.share_rooms = ShareRooms()
         self._clock = clock
-        self._keys: dict[str, QueueKey] = {}
-        self._shares_at = float("-inf")
+        self._pools_of = pools_of
+        self._pools_version = pools_version
+        self._by_queue: dict[str, list[PendingQueue]] = defaultdict(list)
+        self._by_show: dict[ShowId, list[PendingQueue]] = defaultdict(list)
         self._shares: dict[tuple[ShowId, PoolId], tuple[int, int]] = {}
         """Size and use, in hundredths of cores."""
         self._reserved: Counter[tuple[ShowId, PoolId]] = Counter()
         """Cores of rounds under way, which are not booked yet."""
+        self._usage_version = 0
+        self._release_rates: dict[PoolId, ReleaseRate] = defaultdict(ReleaseRate)
+        """Cores, by pool."""
+        self._capacity_changes = 0
+        self._groups: list[ShareGroup[PendingQueue, PoolId]] = []
+        self._groups_stale = True
+        self._groups_at_s = float("-inf")
+        self._groups_version: object = None
 
-    async def refresh(self, queues: Sequence[str] | None = None) -> None:
-        """Reload the waiting counts of these queues, or of all."""
+    def add(self, pending: PendingQueue) -> PendingQueue:
+        self.entries[pending.key.queue, pending.priority] = pending
+        self._by_queue[pending.key.queue].append(pending)
+        self._by_show[pending.key.show].append(pending)
+        self._groups_stale = True
+        return pending
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self._by_queue.clear()
+        self._by_show.clear()
+        self._groups_stale = True
+
+    def arrivals(self, queues: Collection[str] | None) -> dict[tuple[str, int], int]:
+        """By entry of these queues, or of all: what has arrived before a count begins."""
+        return {at: pending.arrivals for at, pending in self.entries.items() if queues is None or at[0] in queues}
+
+    def set_counts(
+        self,
+        found: Iterable[ClaimableLane],
+        keys: Mapping[str, QueueKey],
+        ages_s: Mapping[int, float],
+        arrivals: Mapping[tuple[str, int], int],
+        queues: Collection[str] | None,
+    ) -> None:
+        """What waits in these queues, or in all, was read; `arrivals` is from before."""
         now = self._clock.monotonic()
-        arrivals = {at: pending.arrivals for at, pending in self.entries.items() if queues is None or at[0] in queues}
-        found = await self.queue.candidates(queues)
-        unknown = sorted({candidate.queue for candidate in found} - self._keys.keys())
-        if unknown:
-            for row in await self.database.rows(CLASSES, unknown):
-                self._keys[row["queue"]] = queue_key_from_row(row)
-        ages = await self.queue.head_ages_s([candidate.lane for candidate in found]) if found else {}
-        for at, pending in self.entries.items():
-            if queues is None or at[0] in queues:
+        for at in self.entries if queues is None else arrivals:
+            if (pending := self.entries.get(at)) is not None:
                 pending.waiting = pending.parked = 0
+                pending.counted = True
         for candidate in found:
-            key = self._keys.get(candidate.queue)
-            if key is None:
+            if (key := keys.get(candidate.queue)) is None:
                 continue
-            pending = self.entries.setdefault(
-                (candidate.queue, candidate.priority), PendingQueue(key, candidate.priority, [], since_s=now)
-            )
+            pending = self.entries.get((candidate.queue, candidate.priority))
+            if pending is None:
+                pending = self.add(PendingQueue(key, candidate.priority, [], since_s=now, counted=True))
             if candidate.lane not in pending.lanes:
                 pending.lanes.append(candidate.lane)
             pending.waiting += candidate.waiting
             pending.parked += candidate.parked
-            _set_age(pending, ages, now)
+            _set_age(pending, ages_s, now)
         for at, before in arrivals.items():
             if (known := self.entries.get(at)) is not None and known.arrivals != before:
                 # Frames that came meanwhile may not be in what was read.
                 known.waiting = max(known.waiting, known.parked + 1)
-        self._evict_idle(queues)
+                known.counted = False
+        self._groups_stale = True
+        if queues is None:
+            self._evict_idle()
+
+    def set_shares(self, shares: Mapping[tuple[ShowId, PoolId], tuple[int, int]]) -> None:
+        """Size and use of each share, as PostgreSQL has them."""
+        self._shares = dict(shares)
+        self._usage_version += 1
 
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
-        matching = [pending for (name, _), pending in self.entries.items() if name == queue]
+        matching = self._by_queue.get(queue, [])
         for pending in matching:
             if pending.waiting <= pending.parked:
                 pending.since_s = self._clock.monotonic()
+                self._groups_stale = True
             pending.waiting = max(pending.waiting, 1)
             pending.arrivals += 1
             pending.notified = True
+            pending.counted = False
             if pending.reason is None:
                 pending.held_until_s = 0.0
         return bool(matching)
 
-    async def refresh_shares(self) -> None:
-        """Reload shares if several shows wait and the cached values are old."""
-        now = self._clock.monotonic()
-        if self.shows_waiting() < 2 or now - self._shares_at < POLL_INTERVAL_S:
-            return
-        self._shares_at = now
-        rows = await self.database.rows(SHARES)
-        self._shares = {(row["pk_show"], row["pk_alloc"]): (row["size"], row["used"]) for row in rows}
-
-    def schedulable(self) -> list[PendingQueue]:
+    def order(self) -> SchedulingOrder[PendingQueue, PoolId]:
         """Queues eligible for a round, in scheduling order."""
         now = self._clock.monotonic()
-        waiting = [
-            pending
-            for pending in self.entries.values()
-            if pending.waiting > pending.parked and pending.held_until_s <= now
-        ]
-        if len(waiting) < 2 or len({pending.key.show for pending in waiting}) < 2:
-            ordered = sorted(waiting, key=lambda pending: self._sort_key(pending, now))
-            return [pending for pending in ordered if not pending.busy]
-        # A round takes a part of what is free; the rest is for the next show in order, even while that one is claiming.
-        found: list[PendingQueue] = []
-        claiming: set[PoolId] = set()
-        for pending in sorted(waiting, key=lambda pending: self._sort_key(pending, now)):
-            pools = self._pools_of(pending.key.cls)
-            if pending.busy:
-                claiming.update(pools)
-            elif claiming.isdisjoint(pools):
-                found.append(pending)
-        return found
+        groups = self._current_groups(now)
+        for group in groups:
+            group.at = 0
+        eligible = partial(self._is_eligible, now=now)
+        shows = {group.queues[0].key.show for group in groups if any(map(eligible, group.queues))}
+        return SchedulingOrder(groups, eligible, shows=len(shows), usage_version=lambda: self._usage_version)
+
+    def _is_eligible(self, pending: PendingQueue, now: float) -> bool:
+        return pending.waiting > pending.parked and not self._is_held(pending, now)
+
+    def _is_held(self, pending: PendingQueue, now: float) -> bool:
+        return pending.held_until_s > now and (
+            pending.held_at_change == self._capacity_changes or pending.reason not in _CAPACITY_REASONS
+        )
+
+    def _current_groups(self, now: float) -> list[ShareGroup[PendingQueue, PoolId]]:
+        version = self._pools_version()
+        if self._groups_stale or version != self._groups_version or now - self._groups_at_s >= ORDER_MAX_AGE_S:
+            self._groups_stale, self._groups_version, self._groups_at_s = False, version, now
+            self._groups = self._build_groups(now)
+        return self._groups
+
+    def _build_groups(self, now: float) -> list[ShareGroup[PendingQueue, PoolId]]:
+        ranked: dict[tuple[ShowId, Sequence[PoolId]], list[tuple[QueueRank, int, PendingQueue]]] = defaultdict(list)
+        for number, pending in enumerate(self.entries.values()):
+            if pending.waiting > pending.parked:
+                at = (pending.key.show, self._pools_of(pending.key.cls))
+                ranked[at].append((queue_rank(pending.priority, now - pending.since_s), number, pending))
+        groups = []
+        for (show, pools), queues in ranked.items():
+            queues.sort()
+            in_order = [(rank, pending) for rank, _, pending in queues]
+            groups.append(ShareGroup(pools, in_order, partial(self._usage_of, show, pools)))
+        return groups
 
     def position(self, queue: str, priority: int) -> PendingPosition:
         """What is scheduled before this queue and priority.
@@ -205,17 +272,18 @@ class PendingQueues:
             if pending is target
             or (
                 pending.waiting > pending.parked
-                and (pending.held_until_s <= now or pending.reason is Reason.POOL_OVERLOADED)
+                and (not self._is_held(pending, now) or pending.reason is Reason.POOL_OVERLOADED)
             )
         }
         target_key = sort_keys.pop((queue, priority))
         first = [at for at, sort_key in sort_keys.items() if sort_key < target_key]
-        frames = sum(self.entries[at].waiting - self.entries[at].parked for at in first)
-        return PendingPosition(len(first), frames, sum(sort_keys[at][:2] < target_key[:2] for at in first))
+        frames = sum(self.entries[at].claimable for at in first)
+        return PendingPosition(len(first), frames, sum(sort_keys[at][0] < target_key[0] for at in first))
 
     def back_off(self, pending: PendingQueue, reason: Reason, seconds: float = BACKOFF_S) -> None:
         pending.reason = reason
         pending.held_until_s = self._clock.monotonic() + seconds
+        pending.held_at_change = self._capacity_changes
 
     def mark_refused(self, pending: PendingQueue, reason: Reason, asked: BookingMoment | None = None) -> None:
         """Quota refused: no further frames until frames of the show end, except for occasional small probes.
@@ -249,6 +317,7 @@ class PendingQueues:
         portions = [(portion.pool_id, portion.n) for portion in plan.portions]
         for pool, n in portions:
             self._reserved[show, pool] += n * ask.cores
+        self._usage_version += 1
         return self.share_rooms.reserve(show, ask, portions, self._clock.monotonic())
 
     def shrink_share(self, pending: PendingQueue, reservation: ShareReservation, frames: int) -> bool:
@@ -259,17 +328,18 @@ class PendingQueues:
         freed = self.share_rooms.shrink(reservation, frames)
         for pool, _, n in reservation.parts:
             self._reserved[show, pool] += n * cores
-        for other in self.entries.values() if freed else ():
-            if other.reason is Reason.QUOTA_SUBSCRIPTION and other.key.show == show:
+        self._usage_version += 1
+        for other in self._by_show[show] if freed else ():
+            if other.reason is Reason.QUOTA_SUBSCRIPTION:
                 other.held_until_s = 0.0
         return freed
 
-    def _sort_key(self, pending: PendingQueue, now: float) -> tuple[int, float, float, float]:
-        return scheduling_key(self._usage_of(pending), pending.priority, now - pending.since_s)
+    def _sort_key(self, pending: PendingQueue, now: float) -> tuple[ShareUsage, QueueRank]:
+        usage = self._usage_of(pending.key.show, self._pools_of(pending.key.cls))
+        return usage, queue_rank(pending.priority, now - pending.since_s)
 
-    def _usage_of(self, pending: PendingQueue) -> ShareUsage:
-        """How much of its show's shares is in use in the pools that may run its frames, with rounds under way."""
-        show, pools = pending.key.show, self._pools_of(pending.key.cls)
+    def _usage_of(self, show: ShowId, pools: Sequence[PoolId]) -> ShareUsage:
+        """How much of the show's shares of these pools is in use, with rounds under way."""
         shares = [(show, pool) for pool in pools] if pools else [at for at in self._shares if at[0] == show]
         found = ((at, self._shares[at]) for at in shares if at in self._shares)
         return share_usage((size, used + self._reserved[at]) for at, (size, used) in found)
@@ -280,9 +350,13 @@ class PendingQueues:
         self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares)
         size, used = self._shares.get((pending.key.show, pool), (0, 0))
         self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
+        self._usage_version += 1
 
     def _subtract_usage(self, show: ShowId, by_pool: Mapping[PoolId, Usage]) -> None:
+        now = self._clock.monotonic()
+        self._usage_version += 1
         for pool, usage in by_pool.items():
+            self._release_rates[pool].add(usage.cores, now)
             if (share := self._shares.get((show, pool))) is not None:
                 self._shares[show, pool] = (share[0], max(0, share[1] - usage.cores))
 
@@ -291,10 +365,31 @@ class PendingQueues:
         at_share = reason is Reason.NO_WORKERS and 0 in limits.values()
         self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
 
+    def pools_full(self, queues: Iterable[PendingQueue]) -> None:
+        """None of the pools of these queues has any room."""
+        for pending in queues:
+            if pending.reason not in _CAPACITY_REASONS and pending.claimable > 0 and pending.held_until_s == 0.0:
+                pending.reason = Reason.POOL_OVERLOADED
+
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
         pending.waiting = max(pending.waiting, frames)
         pending.arrivals += frames
+        self._groups_stale = True
+
+    def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
+        """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
+        if got == asked:
+            pending.waiting = max(pending.waiting - got, 1)
+            pending.expected_min = min(2 * max(pending.expected_min, got), BATCH_FRAMES_MAX)
+        elif ended:
+            pending.waiting = pending.arrivals - arrivals
+            pending.expected_min = EXPECTED_FRAMES_MIN
+        if pending.waiting == 1 or pending.arrivals != arrivals:
+            pending.counted = False
+        pending.reason = None
+        if pending.budget is not None:
+            pending.budget = max(0, pending.budget - got)
 
     def mark_accepted(self, pending: PendingQueue) -> None:
         """The whole batch was booked, so accounting is available again."""
@@ -305,15 +400,20 @@ class PendingQueues:
     def frames_max(self, pending: PendingQueue, room: int) -> int:
         """Maximum number of frames for the next round; `room`: how many of them fit on workers now."""
         shows = self.shows_waiting()
-        fair = BATCH_FRAMES_MAX if shows < 2 else min(BATCH_FRAMES_MAX, fair_frames_max(room, shows))
-        if pending.budget is None:
-            return fair
-        # Nothing was released for a while: a small probe detects whether the limit has changed.
-        return min(fair, pending.budget or PROBE_FRAMES)
+        if shows < 2:
+            return BATCH_FRAMES_MAX
+        cores = sum(self._released_per_s(pool) for pool in self._pools_of(pending.key.cls))
+        return min(BATCH_FRAMES_MAX, fair_frames_max(room, shows, cores / max(1, _ask(pending).cores)))
 
-    def consume_budget(self, pending: PendingQueue, frames: int) -> None:
-        if pending.budget is not None:
-            pending.budget = max(0, pending.budget - frames)
+    def budget_of(self, pending: PendingQueue) -> int:
+        """Maximum number of frames that quota may allow."""
+        if pending.budget is None:
+            return BATCH_FRAMES_MAX
+        # Nothing was released for a while: a small probe detects whether the limit has changed.
+        return pending.budget or PROBE_FRAMES
+
+    def _released_per_s(self, pool: PoolId) -> float:
+        return self._release_rates[pool].per_s(self._clock.monotonic())
 
     def capacity_released(
         self, show: ShowId | None = None, frames: int = 0, by_pool: Mapping[PoolId, Usage] = NOTHING
@@ -324,12 +424,10 @@ class PendingQueues:
         else:
             self.share_rooms.released(show, by_pool)
             self._subtract_usage(show, by_pool)
-        for pending in self.entries.values():
+        for pending in self.entries.values() if show is None else self._by_show.get(show, ()):
             if show is None:
                 pending.budget = None
                 pending.resets += 1
-            elif pending.key.show != show:
-                continue
             else:
                 pending.released += frames
                 if pending.budget is not None:
@@ -338,12 +436,10 @@ class PendingQueues:
 
     def workers_changed(self) -> None:
         """Workers may have free capacity: end back-offs that wait for workers."""
-        for pending in self.entries.values():
-            if pending.held_until_s and pending.reason in _CAPACITY_REASONS:
-                pending.held_until_s = 0.0
+        self._capacity_changes += 1
 
     def shows_waiting(self) -> int:
-        return len({pending.key.show for pending in self.entries.values() if pending.waiting > pending.parked})
+        return sum(any(each.waiting > each.parked for each in queues) for queues in self._by_show.values())
 
     def frames_by_reason(self) -> Mapping[str, int]:
         """Claimable frames by the reason for which they were skipped last."""
@@ -353,11 +449,13 @@ class PendingQueues:
             counts[reason] = counts.get(reason, 0) + max(0, pending.waiting - pending.parked)
         return counts
 
-    def _evict_idle(self, queues: Sequence[str] | None) -> None:
+    def _evict_idle(self) -> None:
         """Bound the cache; the next poll finds evicted lanes again."""
-        if queues is None and len(self.entries) > 10_000:
-            for at in [at for at, pending in self.entries.items() if not pending.waiting and not pending.busy]:
-                del self.entries[at]
+        if len(self.entries) > ENTRIES_MAX:
+            kept = [pending for pending in self.entries.values() if pending.waiting or pending.busy]
+            self.clear()
+            for pending in kept:
+                self.add(pending)
 
 
 def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> None:
@@ -369,28 +467,3 @@ def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> No
 def _ask(pending: PendingQueue) -> Ask:
     need = pending.key.cls.need
     return Ask(need.cores, need.gpus)
-
-
-def queue_key_from_row(row: Record) -> QueueKey:
-    """From a row of `CLASSES`."""
-    return QueueKey(
-        row["queue"],
-        ShowId(row["pk_show"]),
-        FolderId(row["pk_folder"]),
-        DeptId(row["pk_dept"]),
-        requirements_from_row(row),
-    )
-
-
-def requirements_from_row(row: Record) -> PlacementRequirements:
-    """From the columns of `rota.placement_class`."""
-    return PlacementRequirements.from_row(
-        topic=row["topic"],
-        requires=row["requires"],
-        labels=msgspec.json.decode(row["labels"], type=dict[str, str]),
-        preferred_pool=row["preferred_pool"],
-        preferred_worker=row["preferred_worker"],
-        cores=row["cores"],
-        gpus=row["gpus"],
-        memory_mb=row["memory_mb"],
-    )

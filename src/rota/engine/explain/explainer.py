@@ -27,14 +27,8 @@ from rota.accounting.ledger import DeclineReason
 from rota.accounting.limits_snapshot import LimitsSnapshot, QuotaTarget, read_limits_snapshot, read_recorded_usage
 from rota.accounting.service import AccountingService
 from rota.api.explanation import LAYERS_MAX, Cause, JobExplanation, QueuePosition, WaitingLayerView
-from rota.engine.dispatch.pending_queues import (
-    BATCH_FRAMES_MAX,
-    CLASSES,
-    PendingPosition,
-    PendingQueues,
-    QueueKey,
-    queue_key_from_row,
-)
+from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingPosition, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_reader import CLASSES, PendingReader, queue_key_from_row
 from rota.engine.explain import causes
 from rota.engine.explain.ended_jobs import explain_ended_job
 from rota.engine.explain.estimate import RecentThroughput, estimate_start
@@ -274,9 +268,11 @@ class Explainer:
         if self._pending is not None:
             return self._pending
         registry = await self._worker_registry()
-        pending_queues = PendingQueues(self.database, Queue(self.database), SystemClock(), registry.usable_pools)
-        await pending_queues.refresh()
-        await pending_queues.refresh_shares()
+        clock = SystemClock()
+        pending_queues = PendingQueues(clock, registry.usable_pools)
+        reader = PendingReader(pending_queues, self.database, Queue(self.database), clock)
+        await reader.refresh()
+        await reader.refresh_shares()
         return pending_queues
 
 

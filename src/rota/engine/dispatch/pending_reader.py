@@ -1,0 +1,75 @@
+"""Reads what waits into `PendingQueues`, from PostgreSQL: counts, ages, requirements and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from rota.engine.dispatch.pending_queues import PendingQueues, QueueKey
+from rota.infra.clock import Clock
+from rota.infra.postgres import Database, Record, query
+from rota.model.ids import DeptId, FolderId, ShowId
+from rota.placement import PlacementRequirements
+from rota.queue import Queue
+
+CLASSES = query(__package__, "queue_classes")
+SHARES = query(__package__, "shares")
+
+POLL_INTERVAL_S: Final = 1.0
+
+
+class PendingReader:
+    def __init__(self, pending_queues: PendingQueues, database: Database, queue: Queue, clock: Clock) -> None:
+        self.pending_queues = pending_queues
+        self.database = database
+        self.queue = queue
+        self._clock = clock
+        self._keys: dict[str, QueueKey] = {}
+        self._shares_at = float("-inf")
+
+    async def refresh(self, queues: Collection[str] | None = None) -> None:
+        """Read what waits in these queues, or in all."""
+        arrivals = self.pending_queues.arrivals(queues)
+        found = await self.queue.candidates(None if queues is None else sorted(queues))
+        unknown = sorted({candidate.queue for candidate in found} - self._keys.keys())
+        if unknown:
+            for row in await self.database.rows(CLASSES, unknown):
+                self._keys[row["queue"]] = queue_key_from_row(row)
+        ages = await self.queue.head_ages_s([candidate.lane for candidate in found]) if found else {}
+        self.pending_queues.set_counts(found, self._keys, ages, arrivals, queues)
+
+    async def refresh_shares(self) -> None:
+        """Read the shares if several shows wait and what was read is old."""
+        now = self._clock.monotonic()
+        if self.pending_queues.shows_waiting() < 2 or now - self._shares_at < POLL_INTERVAL_S:
+            return
+        self._shares_at = now
+        rows = await self.database.rows(SHARES)
+        self.pending_queues.set_shares({(row["pk_show"], row["pk_alloc"]): (row["size"], row["used"]) for row in rows})
+
+
+def queue_key_from_row(row: Record) -> QueueKey:
+    """From a row of `CLASSES`."""
+    return QueueKey(
+        row["queue"],
+        ShowId(row["pk_show"]),
+        FolderId(row["pk_folder"]),
+        DeptId(row["pk_dept"]),
+        requirements_from_row(row),
+    )
+
+
+def requirements_from_row(row: Record) -> PlacementRequirements:
+    """From the columns of `rota.placement_class`."""
+    return PlacementRequirements.from_row(
+        topic=row["topic"],
+        requires=row["requires"],
+        labels=msgspec.json.decode(row["labels"], type=dict[str, str]),
+        preferred_pool=row["preferred_pool"],
+        preferred_worker=row["preferred_worker"],
+        cores=row["cores"],
+        gpus=row["gpus"],
+        memory_mb=row["memory_mb"],
+    )

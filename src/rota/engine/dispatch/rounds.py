@@ -1,0 +1,90 @@
+"""What the next round takes: queues in scheduling order, frames of each, and where they would run. No I/O.
+
+A round serves one queue, or several small ones of a show that may run in the same pools: what follows (claim, booking,
+messages) costs about as much for many queues as for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from rota.engine.dispatch.ordering import SchedulingOrder
+from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.engine.dispatch.share_rooms import ShareReservation
+from rota.model.ids import PoolId, ShowId
+from rota.model.reasons import Reason
+from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
+
+QUEUES_MAX: Final = 64
+"""Queues in one round."""
+
+
+class RoundPart:
+    """The frames of one queue, and what is reserved for them."""
+
+    __slots__ = ("arrivals", "pending", "plan", "reservation", "share")
+
+    def __init__(
+        self, pending: PendingQueue, plan: PlacementPlan, reservation: CapacityReservation, share: ShareReservation
+    ) -> None:
+        self.pending = pending
+        self.plan = plan
+        self.reservation = reservation
+        self.share = share
+        self.arrivals = pending.arrivals
+
+
+class Round:
+    """Frames of one show that are claimed and booked together."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[RoundPart]) -> None:
+        self.parts = parts
+
+    @property
+    def show(self) -> ShowId:
+        return self.parts[0].pending.key.show
+
+
+class RoundPlanner:
+    def __init__(self, pending_queues: PendingQueues, registry: WorkerRegistry) -> None:
+        self.pending_queues = pending_queues
+        self.registry = registry
+
+    def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue, PoolId]) -> Round | None:
+        """A round for this queue, which is the current one in the order, and for small ones behind it.
+
+        None: no frame of it can be placed now, and its reason says why. The queues of a round are busy from now on.
+        """
+        most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
+        followers = list(islice(order.followers(), QUEUES_MAX - 1))
+        part = self._plan_part(pending, min(most, pending.expected) if followers else most)
+        if part is None:
+            return None
+        parts = [part]
+        left = most - part.plan.planned
+        for follower in followers:
+            if left <= 0:
+                break
+            part = self._plan_part(follower, min(left, follower.expected))
+            if part is not None:
+                parts.append(part)
+                left -= part.plan.planned
+        for each in parts:
+            each.pending.busy = True
+        return Round(parts)
+
+    def _plan_part(self, pending: PendingQueue, most: int) -> RoundPart | None:
+        queues, cls = self.pending_queues, pending.key.cls
+        limits = queues.share_limits(pending)
+        plan = self.registry.plan(cls, min(most, queues.budget_of(pending)), at_most=limits)
+        if plan.portions:
+            return RoundPart(pending, plan, self.registry.reserve(plan), queues.reserve_share(pending, plan))
+        if plan.refusal is Reason.NO_POOL_MAPPING:
+            pending.reason = plan.refusal  # waiting would not help
+        else:
+            queues.no_capacity(pending, plan.refusal or Reason.NO_WORKERS, limits)
+        return None
