@@ -18,7 +18,6 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from rota.accounting import allocations
 from rota.accounting.maintenance import AccountingMaintenance
 from rota.accounting.service import AccountingService
 from rota.agents.job_agents import job_agents_loader
@@ -174,11 +173,8 @@ class Replica:
             yield replica
 
     def _queue_maintenance(self) -> QueueMaintenance:
-        async def tombstone(tokens: Sequence[int]) -> set[int]:
-            return await tombstone_unbooked(self.accounting, tokens)
-
         intervals = MaintenanceIntervals(failed_retention_s=self.settings.retention.failed_frames)
-        return QueueMaintenance(self.queue, Leases(self.database), tombstone, intervals)
+        return QueueMaintenance(self.queue, Leases(self.database), self.accounting.bar_unbooked, intervals)
 
     def _build_agents(self, client: Redis) -> AgentScheduler:
         """Agents that submit a job, which need no user code."""
@@ -363,19 +359,6 @@ def build_run_commands(settings: Settings, queue: Queue) -> RunCommands:
 def build_resubmitter(settings: Settings, queue: Queue) -> Resubmitter:
     store = BlobStore(queue.database, store_target(settings))
     return Resubmitter(queue.database, queue, build_submitter(settings, queue.database), store)
-
-
-async def tombstone_unbooked(accounting: AccountingService, tokens: Sequence[int]) -> set[int]:
-    """Tombstone a dead dispatcher's tokens in all shows; returns those without a proc row, which can never get one.
-
-    All shows, because a claim does not name the show of its frames; this is rare, and tombstones are pruned. Tokens
-    booked only in Redis are released there.
-    """
-    unbooked = set(tokens)
-    for show in await accounting.admin.shows():
-        unbooked = await allocations.tombstone(accounting.database, show.id, sorted(unbooked)) if unbooked else unbooked
-    await accounting.release_barred(sorted(unbooked))
-    return unbooked
 
 
 async def check_server(settings: Settings, name: str, url: str) -> None:

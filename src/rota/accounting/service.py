@@ -124,6 +124,15 @@ class AccountingService:
             late = set(await allocations.tokens(self.database, show, min(unbooked), max(unbooked)))
         return [outcome.with_rows(late) for outcome in outcomes] if late else list(outcomes)
 
+    async def bar_unbooked(self, tokens: Sequence[int]) -> set[int]:
+        """Tombstone tokens of a dispatcher that is gone, in all shows, because a claim does not name the show of its
+        frames. Returns those without a proc row, which can never get one; Redis releases those that it alone counts."""
+        unbooked = set(tokens)
+        for show in await self.admin.shows():
+            unbooked = await allocations.tombstone(self.database, show.id, sorted(unbooked)) if unbooked else unbooked
+        await self.release_barred(sorted(unbooked))
+        return unbooked
+
     async def release_barred(self, tokens: Sequence[int]) -> None:
         """Release tombstoned tokens that only Redis may count; if it is unavailable, as soon as it is back."""
         try:

@@ -33,7 +33,6 @@ from rota.infra.clock import SystemClock
 from rota.infra.redis import RedisTarget, connect
 from rota.model.errors import PostgresBusy, RedisUnavailable
 from rota.model.quota import Level, Refusal, Resource
-from rota.runtime import tombstone_unbooked
 from tests.contract.ledger_suite import outcome_of, sql
 from tests.integration.accounting.accounting_support import ShowQuota, crash, paused_at
 
@@ -120,7 +119,7 @@ async def test_redis_only_bookings_of_a_dead_dispatcher_are_released_with_its_cl
     async with paused_at(monkeypatch, allocations, "insert", quota.book([2, 3])) as booking:
         await crash(booking)
     assert (await quota.count(), await quota.tokens()) == ("4", [0, 1])
-    assert await tombstone_unbooked(quota.accounting, range(4)) == {2, 3}
+    assert await quota.accounting.bar_unbooked(range(4)) == {2, 3}
     assert await quota.count() == "2"
     assert await quota.agrees()
 
@@ -130,7 +129,7 @@ async def test_claims_of_a_dead_dispatcher_are_returned_while_redis_is_down(prox
     async with paused_at(monkeypatch, allocations, "insert", quota.book([0])) as booking:
         await crash(booking)
     with outage:
-        assert await tombstone_unbooked(quota.accounting, [0]) == {0}
+        assert await quota.accounting.bar_unbooked([0]) == {0}
     assert (await quota.reconcile(grace_s=HOURS_S)).released == 1
 
 

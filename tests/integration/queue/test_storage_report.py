@@ -7,7 +7,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from rota import runtime
 from rota.accounting import allocations
 from rota.accounting.admin import QuotaAdmin
 from rota.accounting.ledger import BookingGroup, Charge, DeclineReason
@@ -166,16 +165,14 @@ async def booked(accounting, show, tokens):
 
 async def test_unbooked_tokens_of_a_dead_dispatcher_can_never_be_booked_in_any_show(accounting):
     await booked(accounting, "goose", [4, 5])
-    assert await runtime.tombstone_unbooked(accounting, range(1, 7)) == {1, 2, 3, 6}
+    assert await accounting.bar_unbooked(range(1, 7)) == {1, 2, 3, 6}
     for show in ("duck", "goose"):
         late = await booked(accounting, show, [1, 6])
         assert (list(late.booked), late.declined) == ([], {1: DeclineReason.TOMBSTONED, 6: DeclineReason.TOMBSTONED})
     goose = await accounting.admin.show("goose")
     assert [proc.token for proc in await allocations.page(accounting.database, goose.id)] == [4, 5]
-    assert await runtime.tombstone_unbooked(accounting, range(1, 7)) == {1, 2, 3, 6}, (
-        "a repeated call returns the same tokens"
-    )
+    assert await accounting.bar_unbooked(range(1, 7)) == {1, 2, 3, 6}, "a repeated call returns the same tokens"
 
 
-async def test_tombstone_unbooked_without_shows_returns_every_token(database):
-    assert await runtime.tombstone_unbooked(AccountingService(database, None), range(3)) == {0, 1, 2}
+async def test_bar_unbooked_without_shows_returns_every_token(database):
+    assert await AccountingService(database, None).bar_unbooked(range(3)) == {0, 1, 2}

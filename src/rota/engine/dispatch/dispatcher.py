@@ -102,6 +102,7 @@ class Dispatcher:
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
         state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
         self.assigner = Assigner(backends, registry, finisher, state, self.clock)
+        self._accounting = backends.accounting
         self._locked_shows = backends.accounting.locked_shows
         self._wake = asyncio.Event()
         registry.capacity_listeners.append(self._capacity_grew)
@@ -144,12 +145,20 @@ class Dispatcher:
                 )
                 with cancellable():  # losing the lease during a cancellation must not swallow the cancellation
                     async with hold as lease:
-                        self._owner = await self.queue.register_owner(lease)
+                        previous, self._owner = self._owner, await self.queue.register_owner(lease)
+                        await self._return_claims_of(previous)
                         await self._serve(life)
             except* (LeaseLost, StaleFence) as errors:
                 # Errors from a round arrive wrapped in the task group's exception group.
                 codes = sorted({type(error).__name__ for error in errors.exceptions})
                 log.warning("dispatcher_lease_lost", errors=codes, remedy="a new lease is acquired automatically")
+
+    async def _return_claims_of(self, previous: int) -> None:
+        """Return what was claimed under our previous lease and not booked; queue maintenance would do it later."""
+        with suppress(PostgresUnavailable):
+            tokens = await self.queue.open_tokens(previous) if previous else []
+            for part in _chunks(tokens):
+                await self.queue.give_back(await self._accounting.bar_unbooked(part))
 
     async def _serve(self, life: Lifecycle) -> None:
         async with (

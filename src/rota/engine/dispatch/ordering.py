@@ -1,16 +1,19 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
 Order: the show furthest below its size in the pools that may run the frames, then priority with ageing, then age. While
-several shows wait, a round takes a part of what is free or of what is released within a second, so that the order is
-evaluated again before one of them has everything.
+several shows wait, a round takes what its show lacks of its part, or what the show releases within a second: so rounds
+are large where frames are short, and each show has its part over the seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final, Generic, Protocol, TypeVar
+
+from rota.model.ids import PoolId, ShowId
 
 AGEING_S: Final = 300.0
 """Waiting this long counts as one priority level."""
@@ -18,20 +21,23 @@ AGEING_LEVELS_MAX: Final = 2.0
 """More than this many levels are not gained: a long job of low priority stays behind urgent ones."""
 ROTATION_S: Final = 1.0
 """Shows that wait have their turns within about this time, as far as frames end that fast."""
+MEMORY_S: Final = 5.0
+"""For about this long it counts that a show has had more or less than its part."""
 
 ShareUsage = tuple[int, float]
 """0 if the show has a size, else 1; then the fraction of the size (or the amount) in use."""
+ShareKey = tuple[ShowId, PoolId]
 QueueRank = tuple[float, float]
 """Order of the queues of one show: the smallest is served first."""
 
 
-def share_usage(shares: Iterable[tuple[int, int]]) -> ShareUsage:
+def share_usage(shares: Iterable[tuple[int, float]]) -> ShareUsage:
     """How much of these shares, each a size and its use, a show uses."""
-    size = used = 0
+    size, used = 0, 0.0
     for each_size, each_used in shares:
         size += each_size
         used += each_used
-    return (0, used / size) if size else (1, float(used))
+    return (0, used / size) if size else (1, used)
 
 
 def queue_rank(priority: int, age_s: float) -> QueueRank:
@@ -39,14 +45,50 @@ def queue_rank(priority: int, age_s: float) -> QueueRank:
     return (-(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
-def fair_frames_max(room: int, shows: int, released_per_s: float) -> int:
-    """Frames for a round while so many shows wait and so many frames fit, if so many are released in a second.
+def fair_frames_max(deficit: float, released_per_s: float) -> int:
+    """Frames for a round while several shows wait, if the show lacks so many of its part of what is in use and free.
 
-    What is free is not for the first show alone. Where frames end quickly, the others have their turns soon: a round
-    is as large as it may be without delaying the last of them for more than `ROTATION_S`.
+    What is free is not for the first show alone. Where its frames end quickly, a round may take as many as it releases
+    within `ROTATION_S`: the others have their turns soon, and the balance makes up for it.
     """
-    turns = max(1, shows)
-    return max(1, math.ceil(room / turns), int(released_per_s * ROTATION_S / turns))
+    return max(1, math.ceil(deficit), int(released_per_s * ROTATION_S))
+
+
+class FairBalances:
+    """How many cores less than its part each waiting show has used of a pool lately; negative: more.
+
+    Use of the moment is no measure where rounds are large: the show that has its turn has everything. What was missed
+    is made up for by half, and forgotten after `MEMORY_S`, so that long frames are not counted again and again. A show
+    that does not wait has no balance: none is saved up.
+    """
+
+    def __init__(self) -> None:
+        self._missed: dict[ShareKey, float] = {}
+        """In core-seconds."""
+        self._lacks: dict[ShareKey, float] = {}
+        """By share of a waiting show: what it has less than its part."""
+        self._at_s = 0.0
+
+    def of(self, share: ShareKey) -> float:
+        return self._missed.get(share, 0.0) / (2 * MEMORY_S)
+
+    def update(self, shares: Mapping[ShareKey, tuple[int, int]], now_s: float) -> None:
+        """`shares`: size and use of each share whose show waits."""
+        kept = math.exp((self._at_s - now_s) / MEMORY_S)
+        self._at_s = now_s
+        self._missed = {
+            share: self._missed.get(share, 0.0) * kept + lack * MEMORY_S * (1 - kept)
+            for share, lack in self._lacks.items()
+            if share in shares
+        }
+        sizes: Counter[PoolId] = Counter()
+        in_use: Counter[PoolId] = Counter()
+        for (_, pool), (size, used) in shares.items():
+            sizes[pool] += size
+            in_use[pool] += used
+        self._lacks = {
+            (show, pool): in_use[pool] * size / sizes[pool] - used for (show, pool), (size, used) in shares.items()
+        }
 
 
 class ReleaseRate:

@@ -20,10 +20,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rota.engine.dispatch.ordering import (
+    FairBalances,
     QueueRank,
     ReleaseRate,
     SchedulingOrder,
     ShareGroup,
+    ShareKey,
     ShareUsage,
     fair_frames_max,
     queue_rank,
@@ -42,8 +44,6 @@ ORDER_MAX_AGE_S: Final = 1.0
 """Ranks that only waiting changes are computed anew after this time."""
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
-EXPECTED_FRAMES_MIN: Final = 8
-"""What a notified queue is expected to have until it is counted; doubled each time that it had all of it."""
 ENTRIES_MAX: Final = 10_000
 
 NOTHING: Final[Mapping[PoolId, Usage]] = {}
@@ -72,8 +72,6 @@ class PendingQueue(msgspec.Struct, eq=False):
     """A notification named its queue since the last claim."""
     counted: bool = False
     """`waiting` was read since the last notification."""
-    expected_min: int = EXPECTED_FRAMES_MIN
-    """At least so many frames are expected while they are not counted."""
     busy: bool = False
     """One of our rounds is claiming from it."""
     held_until_s: float = 0.0
@@ -96,10 +94,9 @@ class PendingQueue(msgspec.Struct, eq=False):
     def claimable(self) -> int:
         return self.waiting - self.parked
 
-    @property
-    def expected(self) -> int:
-        """How many frames a claim is expected to find."""
-        return self.claimable if self.counted else max(self.claimable, self.expected_min)
+    def frames_wanted(self, most: int) -> int:
+        """How many frames it may have, if it gets `most`: until it is counted it may have any number."""
+        return min(most, self.claimable) if self.counted else most
 
 
 class BookingMoment(NamedTuple):
@@ -139,9 +136,10 @@ class PendingQueues:
         """Size and use, in hundredths of cores."""
         self._reserved: Counter[tuple[ShowId, PoolId]] = Counter()
         """Cores of rounds under way, which are not booked yet."""
+        self._balances = FairBalances()
         self._usage_version = 0
-        self._release_rates: dict[PoolId, ReleaseRate] = defaultdict(ReleaseRate)
-        """Cores, by pool."""
+        self._release_rates: dict[ShareKey, ReleaseRate] = defaultdict(ReleaseRate)
+        """In hundredths of cores."""
         self._capacity_changes = 0
         self._groups: list[ShareGroup[PendingQueue, PoolId]] = []
         self._groups_stale = True
@@ -223,6 +221,7 @@ class PendingQueues:
         """Queues eligible for a round, in scheduling order."""
         now = self._clock.monotonic()
         groups = self._current_groups(now)
+        self._update_balances(now)
         for group in groups:
             group.at = 0
         eligible = partial(self._is_eligible, now=now)
@@ -342,7 +341,17 @@ class PendingQueues:
         """How much of the show's shares of these pools is in use, with rounds under way."""
         shares = [(show, pool) for pool in pools] if pools else [at for at in self._shares if at[0] == show]
         found = ((at, self._shares[at]) for at in shares if at in self._shares)
-        return share_usage((size, used + self._reserved[at]) for at, (size, used) in found)
+        return share_usage((size, used + self._reserved[at] - self._balances.of(at)) for at, (size, used) in found)
+
+    def _update_balances(self, now: float) -> None:
+        waiting = self._shows_with_frames()
+        shares: dict[ShareKey, tuple[int, int]] = {}
+        if len(waiting) > 1:
+            for at, (size, used) in self._shares.items():
+                if size and at[0] in waiting:
+                    shares[at] = (size, used + self._reserved[at])
+        self._balances.update(shares, now)
+        self._usage_version += 1
 
     def frames_booked(self, pending: PendingQueue, pool: PoolId, frames: int, asked: BookingMoment) -> None:
         """Add our own bookings since the last reload."""
@@ -356,7 +365,7 @@ class PendingQueues:
         now = self._clock.monotonic()
         self._usage_version += 1
         for pool, usage in by_pool.items():
-            self._release_rates[pool].add(usage.cores, now)
+            self._release_rates[show, pool].add(usage.cores, now)
             if (share := self._shares.get((show, pool))) is not None:
                 self._shares[show, pool] = (share[0], max(0, share[1] - usage.cores))
 
@@ -379,14 +388,12 @@ class PendingQueues:
 
     def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
         """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
+        if pending.arrivals != arrivals:
+            pending.counted = False
         if got == asked:
-            pending.waiting = max(pending.waiting - got, 1)
-            pending.expected_min = min(2 * max(pending.expected_min, got), BATCH_FRAMES_MAX)
+            pending.waiting = max(pending.waiting - got, 0 if pending.counted else 1)
         elif ended:
             pending.waiting = pending.arrivals - arrivals
-            pending.expected_min = EXPECTED_FRAMES_MIN
-        if pending.waiting == 1 or pending.arrivals != arrivals:
-            pending.counted = False
         pending.reason = None
         if pending.budget is not None:
             pending.budget = max(0, pending.budget - got)
@@ -399,11 +406,24 @@ class PendingQueues:
 
     def frames_max(self, pending: PendingQueue, room: int) -> int:
         """Maximum number of frames for the next round; `room`: how many of them fit on workers now."""
-        shows = self.shows_waiting()
-        if shows < 2:
+        waiting = self._shows_with_frames()
+        if len(waiting) < 2:
             return BATCH_FRAMES_MAX
-        cores = sum(self._released_per_s(pool) for pool in self._pools_of(pending.key.cls))
-        return min(BATCH_FRAMES_MAX, fair_frames_max(room, shows, cores / max(1, _ask(pending).cores)))
+        pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
+        size = used = all_sizes = all_used = 0
+        balance = 0.0
+        for at, (each_size, each_used) in self._shares.items():
+            if at[0] in waiting and (at[1] in pools or not pools):
+                in_use = each_used + self._reserved[at]
+                all_sizes, all_used = all_sizes + each_size, all_used + in_use
+                if at[0] == pending.key.show:
+                    size, used, balance = size + each_size, used + in_use, balance + self._balances.of(at)
+        part = size / all_sizes if size else 1 / len(waiting)
+        # Without a size it comes after all that have one, so what is free is left for it and its like.
+        deficit = (part * (all_used + room * cores) - used + balance) / cores if size else room / len(waiting)
+        now = self._clock.monotonic()
+        released_per_s = sum(self._release_rates[pending.key.show, pool].per_s(now) for pool in pools) / cores
+        return min(BATCH_FRAMES_MAX, fair_frames_max(deficit, released_per_s))
 
     def budget_of(self, pending: PendingQueue) -> int:
         """Maximum number of frames that quota may allow."""
@@ -411,9 +431,6 @@ class PendingQueues:
             return BATCH_FRAMES_MAX
         # Nothing was released for a while: a small probe detects whether the limit has changed.
         return pending.budget or PROBE_FRAMES
-
-    def _released_per_s(self, pool: PoolId) -> float:
-        return self._release_rates[pool].per_s(self._clock.monotonic())
 
     def capacity_released(
         self, show: ShowId | None = None, frames: int = 0, by_pool: Mapping[PoolId, Usage] = NOTHING
@@ -439,7 +456,10 @@ class PendingQueues:
         self._capacity_changes += 1
 
     def shows_waiting(self) -> int:
-        return sum(any(each.waiting > each.parked for each in queues) for queues in self._by_show.values())
+        return len(self._shows_with_frames())
+
+    def _shows_with_frames(self) -> set[ShowId]:
+        return {show for show, queues in self._by_show.items() if any(each.waiting > each.parked for each in queues)}
 
     def frames_by_reason(self) -> Mapping[str, int]:
         """Claimable frames by the reason for which they were skipped last."""

@@ -99,3 +99,17 @@ async def test_tokens_that_redis_counted_before_its_reply_was_lost_are_released_
         return await cluster.done(job)
 
     await until(has_ended, within_s=5.0, what="the end of the job")
+
+
+async def test_claims_under_a_lost_lease_are_returned_by_the_dispatcher_that_made_them(cluster):
+    await cluster.show(managed=True, burst=10)
+    job = await cluster.submit("noop", frames=3)
+    dispatcher = cluster.replica.engine.dispatcher
+    await until(lambda: dispatcher.pending_queues.entries, what="the queue")
+    [pending] = dispatcher.pending_queues.entries.values()
+    [claim] = await cluster.replica.queue.claim(pending.lanes, 3, dispatcher._owner)
+    await dispatcher._return_claims_of(dispatcher._owner)
+    assert claim.frames == 3
+    assert await cluster.replica.queue.open_tokens(dispatcher._owner) == []
+    await cluster.worker()
+    assert await cluster.ended(job) == "SUCCEEDED"
