@@ -1,7 +1,7 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
 Order: the show furthest below its size in the pools that may run the frames, then priority with ageing, then age. While
-several shows wait, a round takes what its show lacks of its part, or what the show releases within a second: so rounds
+several shows wait, a round takes what its show lacks of its part, or what the show would run within a second: so rounds
 are large where frames are short, and each show has its part over the seconds.
 """
 
@@ -45,13 +45,14 @@ def queue_rank(priority: int, age_s: float) -> QueueRank:
     return (-(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
-def fair_frames_max(deficit: float, released_per_s: float) -> int:
-    """Frames for a round while several shows wait, if the show lacks so many of its part of what is in use and free.
+def fair_frames_max(part: float, used: float, turns_per_s: float) -> int:
+    """Frames for a round while several shows wait. In frames: the show's part of what is in use and free, what it uses,
+    and how often all its frames end and are replaced in a second.
 
-    What is free is not for the first show alone. Where its frames end quickly, a round may take as many as it releases
+    What is free is not for the first show alone. Where its frames end quickly, a round may take as many as it would run
     within `ROTATION_S`: the others have their turns soon, and the balance makes up for it.
     """
-    return max(1, math.ceil(deficit), int(released_per_s * ROTATION_S))
+    return max(1, math.ceil(part - used), int(part * turns_per_s * ROTATION_S))
 
 
 class FairBalances:
@@ -67,15 +68,27 @@ class FairBalances:
         """In core-seconds."""
         self._lacks: dict[ShareKey, float] = {}
         """By share of a waiting show: what it has less than its part."""
+        self._used: dict[ShareKey, float] = {}
+        """What it has used on average within about the last second."""
+        self._shares: Mapping[ShareKey, tuple[int, int]] = {}
         self._at_s = 0.0
+
+    def used_lately(self, share: ShareKey) -> float:
+        return self._used.get(share, 0.0)
 
     def of(self, share: ShareKey) -> float:
         return self._missed.get(share, 0.0) / (2 * MEMORY_S)
 
     def update(self, shares: Mapping[ShareKey, tuple[int, int]], now_s: float) -> None:
         """`shares`: size and use of each share whose show waits."""
-        kept = math.exp((self._at_s - now_s) / MEMORY_S)
+        kept, kept_short = math.exp((self._at_s - now_s) / MEMORY_S), math.exp(self._at_s - now_s)
         self._at_s = now_s
+        self._used = {
+            share: self.used_lately(share) * kept_short + used * (1 - kept_short)
+            for share, (_, used) in self._shares.items()
+            if share in shares
+        }
+        self._shares = shares
         self._missed = {
             share: self._missed.get(share, 0.0) * kept + lack * MEMORY_S * (1 - kept)
             for share, lack in self._lacks.items()

@@ -409,21 +409,24 @@ class PendingQueues:
         waiting = self._shows_with_frames()
         if len(waiting) < 2:
             return BATCH_FRAMES_MAX
+        show, now = pending.key.show, self._clock.monotonic()
         pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
-        size = used = all_sizes = all_used = 0
-        balance = 0.0
+        size = all_sizes = all_used = 0
+        used = lately = released_per_s = 0.0
         for at, (each_size, each_used) in self._shares.items():
             if at[0] in waiting and (at[1] in pools or not pools):
                 in_use = each_used + self._reserved[at]
                 all_sizes, all_used = all_sizes + each_size, all_used + in_use
-                if at[0] == pending.key.show:
-                    size, used, balance = size + each_size, used + in_use, balance + self._balances.of(at)
-        part = size / all_sizes if size else 1 / len(waiting)
-        # Without a size it comes after all that have one, so what is free is left for it and its like.
-        deficit = (part * (all_used + room * cores) - used + balance) / cores if size else room / len(waiting)
-        now = self._clock.monotonic()
-        released_per_s = sum(self._release_rates[pending.key.show, pool].per_s(now) for pool in pools) / cores
-        return min(BATCH_FRAMES_MAX, fair_frames_max(deficit, released_per_s))
+                if at[0] == show:
+                    size, used = size + each_size, used + in_use - self._balances.of(at)
+                    lately += self._balances.used_lately(at)
+                    released_per_s += self._release_rates[at].per_s(now)
+        if not size:
+            # It comes after all that have a size, so what is free is left for it and its like.
+            return min(BATCH_FRAMES_MAX, fair_frames_max(room / len(waiting), 0.0, 0.0))
+        part = size / all_sizes * (all_used + room * cores)
+        turns_per_s = released_per_s / lately if lately else 0.0
+        return min(BATCH_FRAMES_MAX, fair_frames_max(part / cores, used / cores, turns_per_s))
 
     def budget_of(self, pending: PendingQueue) -> int:
         """Maximum number of frames that quota may allow."""
