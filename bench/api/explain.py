@@ -18,6 +18,7 @@ from bench.report import Figure
 from bench.server import Server, opened, statement
 from rota.accounting.service import AccountingService
 from rota.engine.dispatch.pending_queues import PendingQueues
+from rota.engine.dispatch.pending_reader import PendingReader
 from rota.engine.events.sink import DiscardedEvents
 from rota.engine.explain.explainer import Explainer
 from rota.engine.submission.submitter import Submitter
@@ -101,9 +102,10 @@ async def _filled(database: Database, waiting: int) -> tuple[list[JobId], Explai
     jobs = [job async for job in _submitted(database, waiting)]
     registry = await _booked(database, pool)
     await database.run(ANALYSE)
-    board = PendingQueues(database, Queue(database), SystemClock(), registry.usable_pools)
-    await board.refresh()
-    return jobs, Explainer(database, accounting=books, registry=registry, queues=board)
+    clock = SystemClock()
+    pending_queues = PendingQueues(clock, registry.usable_pools)
+    await PendingReader(pending_queues, database, Queue(database), clock).refresh()
+    return jobs, Explainer(database, accounting=books, registry=registry, queues=pending_queues)
 
 
 async def _submitted(database: Database, waiting: int) -> AsyncIterator[JobId]:

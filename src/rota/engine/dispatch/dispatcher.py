@@ -26,6 +26,7 @@ import asyncio
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -65,7 +66,11 @@ BOOKED_FRAMES = query("rota.engine.completion", "frames_held")
 LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 4.0
 """Claims of a dead dispatcher return to the queue after this: it bounds how long their frames wait for nothing."""
-MAX_CONCURRENT_ROUNDS: Final = 4
+ROUNDS_MAX: Final = 4
+PROMPT_ROUNDS_MAX: Final = 2
+"""Rounds that go as expected, at once: with more of them each finds less that is free, and costs as much."""
+PROMPT_S: Final = 0.1
+"""A round that takes longer is held up by something, such as a lock in its show, and does not hold up others."""
 TURN_S: Final = 0.004
 """Longest time for which rounds are planned without a pause for everything else that the process does."""
 LANE_CHECK_INTERVAL_S: Final = 0.1
@@ -112,7 +117,8 @@ class Dispatcher:
         self._unread: set[str] = set()
         """Notified queues that are not known yet."""
         self._has_unread = asyncio.Event()
-        self._rounds: set[asyncio.Task[None]] = set()
+        self._rounds: dict[asyncio.Task[None], float] = {}
+        """Since when each has been running."""
         self._owner = 0
         self._claims_uncertain = False
         """A round failed: claims of our owner id may have no round working on them."""
@@ -205,8 +211,13 @@ class Dispatcher:
             stale, self._stale = self._stale, None
             raise stale
         self._turn_cut = False
-        if len(self._rounds) < MAX_CONCURRENT_ROUNDS:
+        if self._may_start():
             self._take_turn(tasks)
+
+    def _may_start(self) -> bool:
+        late_s = self.clock.monotonic() - PROMPT_S
+        prompt = sum(since_s > late_s for since_s in self._rounds.values())
+        return len(self._rounds) < ROUNDS_MAX and prompt < PROMPT_ROUNDS_MAX
 
     def _take_turn(self, tasks: asyncio.TaskGroup) -> None:
         order, until = self.pending_queues.order(), time.perf_counter() + TURN_S
@@ -222,7 +233,7 @@ class Dispatcher:
             elif pending.reason is Reason.NO_POOL_MAPPING:
                 pending.busy = True
                 self._start(tasks, self._fail_unplaceable(pending))
-            if len(self._rounds) >= MAX_CONCURRENT_ROUNDS:
+            if not self._may_start():
                 return
             if time.perf_counter() >= until:
                 self._turn_cut = True
@@ -244,11 +255,13 @@ class Dispatcher:
 
     def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> None:
         task = tasks.create_task(work)
-        self._rounds.add(task)
-        task.add_done_callback(self._round_done)
+        self._rounds[task] = self.clock.monotonic()
+        late = asyncio.get_running_loop().call_later(PROMPT_S, self._wake.set)
+        task.add_done_callback(partial(self._round_done, late))
 
-    def _round_done(self, task: asyncio.Task[None]) -> None:
-        self._rounds.discard(task)
+    def _round_done(self, late: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
+        late.cancel()
+        del self._rounds[task]
         self._wake.set()
 
     async def _run_round(self, planned: Round) -> None:

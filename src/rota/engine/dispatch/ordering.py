@@ -175,7 +175,7 @@ class SchedulingOrder(Generic[QueueT, PoolT]):
         self._eligible = eligible
         self._one_show = shows < 2
         self._version = usage_version
-        self._seen = usage_version()
+        self._usage_at = usage_version()
         self._claiming: set[PoolT] = set()
         self._heap = [
             (*self._place(group), number, group) for number, group in enumerate(groups) if group.skip_to(eligible)
@@ -228,7 +228,7 @@ class SchedulingOrder(Generic[QueueT, PoolT]):
             heappop(self._heap)
 
     def _update_usage(self) -> None:
-        if (version := self._version()) != self._seen:
-            self._seen = version
+        if (version := self._version()) != self._usage_at:
+            self._usage_at = version
             self._heap = [(*self._place(group), number, group) for _, _, number, group in self._heap]
             heapify(self._heap)

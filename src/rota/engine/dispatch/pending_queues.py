@@ -94,7 +94,7 @@ class PendingQueue(msgspec.Struct, eq=False):
     def claimable(self) -> int:
         return self.waiting - self.parked
 
-    def frames_wanted(self, most: int) -> int:
+    def frames_claimable(self, most: int) -> int:
         """How many frames it may have, if it gets `most`: until it is counted it may have any number."""
         return min(most, self.claimable) if self.counted else most
 

@@ -61,7 +61,7 @@ class RoundPlanner:
         """
         most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
         followers = list(islice(order.followers(), QUEUES_MAX - 1))
-        part = self._plan_part(pending, pending.frames_wanted(most) if followers else most)
+        part = self._plan_part(pending, pending.frames_claimable(most) if followers else most)
         if part is None:
             return None
         parts = [part]
@@ -69,7 +69,7 @@ class RoundPlanner:
         for follower in followers:
             if left <= 0:
                 break
-            part = self._plan_part(follower, follower.frames_wanted(left))
+            part = self._plan_part(follower, follower.frames_claimable(left))
             if part is not None:
                 parts.append(part)
                 left -= part.plan.planned
