@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.property.dispatch_simulation import SimulatedFarm
+from tests.property.dispatch.simulation import SimulatedFarm
 from tests.support.harness.effort import effort
 
 DAY_S = 86_400.0
