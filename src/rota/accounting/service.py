@@ -216,6 +216,7 @@ class AccountingService:
                     return lost
             now = self._clock.monotonic()
             self._suspected_shows.compared(show, now - started, now)
+            self.suspected.discard(show)
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))

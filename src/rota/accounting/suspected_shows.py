@@ -18,6 +18,8 @@ PATIENCE_S: Final = 1.0
 """A show is compared when it is still refused after this time, because most releases are on their way."""
 INTERVAL_S: Final = 2.0
 """Shortest time between comparisons of a show."""
+FORGET_S: Final = 5.0
+"""A show that is not refused for so long is not suspected any more; a queue that is refused tries again each second."""
 PAUSE_PER_DURATION: Final = 50.0
 """A comparison is followed by a pause that is so many times as long."""
 
@@ -34,7 +36,7 @@ class SuspectedShows:
     def refused(self, show: ShowId, now_s: float) -> bool:
         """A limit that frames share refused a booking. Returns whether the show is to be compared now."""
         suspicion = self._suspicions.get(show)
-        if suspicion is None or now_s - suspicion.refused_s > max(INTERVAL_S, suspicion.due_s - suspicion.refused_s):
+        if suspicion is None or now_s - suspicion.refused_s > FORGET_S:
             self._suspicions[show] = _Suspicion(now_s + PATIENCE_S, now_s)
             return False
         suspicion.refused_s = now_s

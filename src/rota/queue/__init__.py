@@ -32,7 +32,7 @@ from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueu
 from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, LanePosition, QueueEntry
 from rota.queue.failed import FailedFilter, FailedFrame, FailedFrames
 from rota.queue.maintenance import MaintenanceIntervals, QueueMaintenance
-from rota.queue.queue import CHANNEL, CLAIMS_MAX, FrameFailure, Queue, QueueInfo
+from rota.queue.queue import CHANNEL, CLAIMS_MAX, LANES_MAX, FrameFailure, Queue, QueueInfo
 from rota.queue.tokens import CLAIM_MAX, EndResult
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "CLAIM_MAX",
     "CRITICAL",
     "INTERACTIVE",
+    "LANES_MAX",
     "Claim",
     "ClaimRequest",
     "ClaimableLane",

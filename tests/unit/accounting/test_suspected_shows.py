@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from rota.accounting.suspected_shows import INTERVAL_S, PATIENCE_S, PAUSE_PER_DURATION, SuspectedShows
+from rota.accounting.suspected_shows import FORGET_S, PATIENCE_S, PAUSE_PER_DURATION, SuspectedShows
 
 SHOW, OTHER = UUID(int=1), UUID(int=2)
 
@@ -24,7 +24,11 @@ def test_refusals_of_another_show_or_long_ago_do_not_count():
     shows = SuspectedShows()
     assert refused_at(shows, 0.0, 0.5) == []
     assert refused_at(shows, 1.0, show=OTHER) == []
-    assert refused_at(shows, 0.5 + INTERVAL_S + PATIENCE_S, 100.0) == []
+    assert refused_at(shows, 0.6 + FORGET_S, 100.0) == []
+
+
+def test_show_whose_refusals_are_some_seconds_apart_is_compared():
+    assert refused_at(SuspectedShows(), 0.0, 2.1, 4.2) == [2.1, 4.2]
 
 
 def test_long_comparisons_are_rare():

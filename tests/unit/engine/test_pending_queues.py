@@ -195,3 +195,40 @@ async def test_lane_whose_first_frame_waited_longest_is_claimed_first(aged):
     lanes.waiting = {1: ("old", 5, 5.0), 3: ("old", 5, 4.0)}
     await reader.refresh()
     assert queues.entries["old", 5].lanes == [1, 3, 2]
+
+
+def test_show_that_used_nothing_for_an_hour_and_hears_of_a_release_has_its_turn(queues, pending):
+    another(queues)
+    queues.set_shares({(SHOW, POOL): (400, 0), (OTHER, POOL): (400, 0)})
+    for _ in range(3600):
+        queues._clock.now_s += 1.0
+        in_order(queues)
+    queues.capacity_released(SHOW, 1, {POOL: Usage(100)})
+    assert queues.frames_max(pending, 10) == 5
+
+
+def test_show_that_cannot_start_frames_takes_no_part_of_a_pool(queues, pending):
+    other = another(queues)
+    queues.set_shares({(SHOW, POOL): (500, 500), (OTHER, POOL): (500, 0)})
+    assert queues.frames_max(pending, 5) == 1
+    queues.mark_refused(other, Reason.QUOTA_FOLDER)
+    assert queues.frames_max(pending, 5) == 512
+
+
+def test_release_does_not_end_the_wait_for_workers(queues, pending):
+    queues.no_capacity(pending, Reason.POOL_OVERLOADED, {})
+    queues.capacity_released(SHOW, 1)
+    assert in_order(queues) == []
+    queues.workers_changed()
+    assert in_order(queues) == [pending]
+
+
+def test_claim_whose_frames_were_subtracted_by_a_count_leaves_what_waits(aged):
+    queues, _, lanes = aged
+    lanes.waiting = {1: ("old", 1, 0.0)}
+    pending = queues.add(PendingQueue(SimpleNamespace(queue="old", show=SHOW, cls=CLASS), 1, [1], waiting=110))
+    pending.busy = True
+    queues.set_counts([ClaimableLane(1, "old", 1, 10, 0)], {"old": pending.key}, {}, queues.arrivals(None), None)
+    queues.frames_claimed(pending, 100, 100, pending.arrivals, ended=True)
+    pending.busy = False
+    assert in_order(queues) == [pending]

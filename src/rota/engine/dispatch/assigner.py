@@ -196,13 +196,14 @@ class Assigner:
         for booking in bookings:
             booking.outcomes = list(islice(outcomes, len(booking.requests)))
             self._settle_share(booking)
-        await self._return_refused(bookings)
         by_worker: dict[UUID, list[BookedSlice]] = defaultdict(list)
         for booking in bookings:
-            self.pending_queues.shrink_share(booking.part.pending, booking.part.share, 0)
             self._allocate(booking, by_worker)
         if by_worker:
             await self._publish(by_worker, since_ns)
+        await self._return_refused(bookings)
+        for booking in bookings:
+            self.pending_queues.shrink_share(booking.part.pending, booking.part.share, 0)
 
     async def _admit_jobs(
         self, show: ShowId, claimed: Mapping[RoundPart, Sequence[ClaimedRange]]

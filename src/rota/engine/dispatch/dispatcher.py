@@ -274,6 +274,8 @@ class Dispatcher:
                 self._shrink_share(part, claimed)
             if any(claims.values()):
                 await self.assigner.assign(planned, claims)
+                for part in planned.parts:
+                    part.pending.alone = False
                 for topic in {part.pending.key.cls.topic for part in planned.parts}:
                     LATENCY.labels(topic).observe(self.clock.monotonic() - started)
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
@@ -306,6 +308,7 @@ class Dispatcher:
         """Frames that the round claimed but did not book are returned once no round is running."""
         self._claims_uncertain = True
         for pending in queues:
+            pending.alone = True
             self.pending_queues.back_off(pending, Reason.BOOKS_UNAVAILABLE)
         names = [pending.key.queue for pending in queues]
         if isinstance(error, PostgresUnavailable):

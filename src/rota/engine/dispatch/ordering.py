@@ -52,7 +52,7 @@ def fair_frames_max(part: float, used: float, turns_per_s: float) -> int:
     What is free is not for the first show alone. Where its frames end quickly, a round may take as many as it would run
     within `ROTATION_S`: the others have their turns soon, and the balance makes up for it.
     """
-    return max(1, math.ceil(part - used), int(part * turns_per_s * ROTATION_S))
+    return max(1, math.ceil(part - used), math.floor(part * turns_per_s * ROTATION_S))
 
 
 class FairBalances:

@@ -89,6 +89,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     """Counts notifications and returned frames: what arrives during a claim may not be in its result."""
     resets: int = 0
     """How often limits, workers or routes have changed so far."""
+    alone: bool = False
+    """Its last round failed, perhaps because of one of its frames: until a round succeeds it shares none."""
 
     @property
     def claimable(self) -> int:
@@ -176,7 +178,7 @@ class PendingQueues:
         for at in self.entries if queues is None else arrivals:
             if (pending := self.entries.get(at)) is not None:
                 pending.waiting = pending.parked = 0
-                pending.counted = True
+                pending.counted = not pending.busy  # or what is being claimed would be subtracted again
         for candidate in found:
             if (key := keys.get(candidate.queue)) is None:
                 continue
@@ -209,7 +211,7 @@ class PendingQueues:
             if pending.waiting <= pending.parked:
                 pending.since_s = self._clock.monotonic()
                 self._groups_stale = True
-            pending.waiting = max(pending.waiting, 1)
+            pending.waiting = max(pending.waiting, pending.parked + 1)
             pending.arrivals += 1
             pending.notified = True
             pending.counted = False
@@ -344,11 +346,12 @@ class PendingQueues:
         return share_usage((size, used + self._reserved[at] - self._balances.of(at)) for at, (size, used) in found)
 
     def _update_balances(self, now: float) -> None:
-        waiting = self._shows_with_frames()
         shares: dict[ShareKey, tuple[int, int]] = {}
-        if len(waiting) > 1:
-            for at, (size, used) in self._shares.items():
-                if size and at[0] in waiting:
+        contending = self._contending(now)
+        if len({show for show, _ in contending}) > 1:
+            for at in contending:
+                size, used = self._shares.get(at, (0, 0))
+                if size:
                     shares[at] = (size, used + self._reserved[at])
         self._balances.update(shares, now)
         self._usage_version += 1
@@ -382,7 +385,7 @@ class PendingQueues:
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
-        pending.waiting = max(pending.waiting, frames)
+        pending.waiting = max(pending.waiting, pending.parked + frames)
         pending.arrivals += frames
         self._groups_stale = True
 
@@ -391,9 +394,9 @@ class PendingQueues:
         if pending.arrivals != arrivals:
             pending.counted = False
         if got == asked:
-            pending.waiting = max(pending.waiting - got, 0 if pending.counted else 1)
+            pending.waiting = max(pending.waiting - got, pending.parked + (0 if pending.counted else 1))
         elif ended:
-            pending.waiting = pending.arrivals - arrivals
+            pending.waiting = pending.parked + pending.arrivals - arrivals
         pending.reason = None
         if pending.budget is not None:
             pending.budget = max(0, pending.budget - got)
@@ -406,15 +409,17 @@ class PendingQueues:
 
     def frames_max(self, pending: PendingQueue, room: int) -> int:
         """Maximum number of frames for the next round; `room`: how many of them fit on workers now."""
-        waiting = self._shows_with_frames()
-        if len(waiting) < 2:
+        contending = self._contending(self._clock.monotonic())
+        pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
+        shows = {show for show, pool in contending if pool in pools}
+        if len(shows) < 2:
             return BATCH_FRAMES_MAX
         show, now = pending.key.show, self._clock.monotonic()
-        pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
         size = all_sizes = all_used = 0
         used = lately = released_per_s = 0.0
-        for at, (each_size, each_used) in self._shares.items():
-            if at[0] in waiting and (at[1] in pools or not pools):
+        for at in contending:
+            if at[1] in pools and at in self._shares:
+                each_size, each_used = self._shares[at]
                 in_use = each_used + self._reserved[at]
                 all_sizes, all_used = all_sizes + each_size, all_used + in_use
                 if at[0] == show:
@@ -423,10 +428,24 @@ class PendingQueues:
                     released_per_s += self._release_rates[at].per_s(now)
         if not size:
             # It comes after all that have a size, so what is free is left for it and its like.
-            return min(BATCH_FRAMES_MAX, fair_frames_max(room / len(waiting), 0.0, 0.0))
+            return min(BATCH_FRAMES_MAX, fair_frames_max(room / len(shows), 0.0, 0.0))
         part = size / all_sizes * (all_used + room * cores)
-        turns_per_s = released_per_s / lately if lately else 0.0
+        turns_per_s = released_per_s / lately if lately >= 1.0 else 0.0
         return min(BATCH_FRAMES_MAX, fair_frames_max(part / cores, used / cores, turns_per_s))
+
+    def _contending(self, now: float) -> set[ShareKey]:
+        """Shares of shows with frames that would start in the pool if it had room."""
+        return {
+            (group.queues[0].key.show, pool)
+            for group in self._current_groups(now)
+            if any(self._is_contending(pending, now) for pending in group.queues)
+            for pool in group.pools
+        }
+
+    @staticmethod
+    def _is_contending(pending: PendingQueue, now: float) -> bool:
+        held = pending.held_until_s > now and pending.reason not in _CAPACITY_REASONS
+        return pending.waiting > pending.parked and not held
 
     def budget_of(self, pending: PendingQueue) -> int:
         """Maximum number of frames that quota may allow."""
@@ -452,6 +471,8 @@ class PendingQueues:
                 pending.released += frames
                 if pending.budget is not None:
                     pending.budget += frames
+                if pending.reason in _CAPACITY_REASONS:
+                    continue  # it waits for workers, which are announced by `workers_changed`
             pending.held_until_s = 0.0
 
     def workers_changed(self) -> None:

@@ -7,7 +7,7 @@ messages) costs about as much for many queues as for one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from rota.engine.dispatch.ordering import SchedulingOrder
@@ -16,6 +16,7 @@ from rota.engine.dispatch.share_rooms import ShareReservation
 from rota.model.ids import PoolId, ShowId
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
+from rota.queue import LANES_MAX
 
 QUEUES_MAX: Final = 64
 """Queues in one round."""
@@ -60,14 +61,16 @@ class RoundPlanner:
         None: no frame of it can be placed now, and its reason says why. The queues of a round are busy from now on.
         """
         most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
-        followers = list(islice(order.followers(), QUEUES_MAX - 1))
-        part = self._plan_part(pending, pending.frames_claimable(most) if followers else most)
+        followers = (each for each in order.followers() if not each.alone)
+        following = None if pending.alone else next(followers, None)
+        part = self._plan_part(pending, most if following is None else pending.frames_claimable(most))
         if part is None:
             return None
-        parts = [part]
+        parts, lanes = [part], len(pending.lanes)
         left = most - part.plan.planned
-        for follower in followers:
-            if left <= 0:
+        for follower in islice(chain([following], followers), QUEUES_MAX - 1) if following is not None else ():
+            lanes += len(follower.lanes)
+            if left <= 0 or lanes > LANES_MAX:
                 break
             part = self._plan_part(follower, follower.frames_claimable(left))
             if part is not None:
