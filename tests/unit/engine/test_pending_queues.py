@@ -232,3 +232,11 @@ def test_claim_whose_frames_were_subtracted_by_a_count_leaves_what_waits(aged):
     queues.frames_claimed(pending, 100, 100, pending.arrivals, ended=True)
     pending.busy = False
     assert in_order(queues) == [pending]
+
+
+def test_frames_that_were_claimed_and_returned_wait_again_with_those_behind_them(queues, pending):
+    pending.waiting, pending.counted = 2, True
+    queues.frames_claimed(pending, 1, 1, pending.arrivals, ended=True)
+    queues.frames_returned(pending, 1)
+    queues.frames_claimed(pending, 1, 1, pending.arrivals, ended=True)
+    assert in_order(queues) == [pending]

@@ -385,7 +385,8 @@ class PendingQueues:
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
-        pending.waiting = max(pending.waiting, pending.parked + frames)
+        pending.waiting = max(pending.waiting, pending.parked) + frames
+        pending.counted = False  # a count may or may not have seen them
         pending.arrivals += frames
         self._groups_stale = True
 
