@@ -267,7 +267,14 @@ class Dispatcher:
     async def _run_round(self, planned: Round) -> None:
         started = self.clock.monotonic()
         try:
-            claims = await self._claim(planned)
+            try:
+                claims = await self._claim(planned)
+            finally:
+                # Let the next round claim while this one books.
+                for part in planned.parts:
+                    part.pending.busy = False
+            if self.pending_queues.shows_waiting() > 1 or any(part.pending.claimable > 0 for part in planned.parts):
+                self._wake.set()
             for part in planned.parts:
                 claimed = sum(claim.frames for claim in claims[part])
                 part.plan = self.registry.spread_again(part.pending.key.cls, part.plan, part.reservation, claimed)
@@ -282,7 +289,6 @@ class Dispatcher:
             self._round_failed([part.pending for part in planned.parts], error)
         finally:
             for part in planned.parts:
-                part.pending.busy = False
                 self.registry.unreserve(part.reservation)
                 self._shrink_share(part, 0)
 
@@ -331,11 +337,6 @@ class Dispatcher:
                 pending.notified = False
             if rescan:
                 await self._refresh(rescan)
-        # Let the next round claim while this one books.
-        for part in planned.parts:
-            part.pending.busy = False
-        if self.pending_queues.shows_waiting() > 1 or any(part.pending.claimable > 0 for part in planned.parts):
-            self._wake.set()
         return dict(zip(planned.parts, found, strict=True))
 
     async def _ask_for(self, requests: Sequence[ClaimRequest]) -> tuple[list[list[Claim]], bool]:

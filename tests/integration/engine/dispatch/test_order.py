@@ -1,5 +1,7 @@
 """Which of the waiting jobs starts when something is released, and where."""
 
+import asyncio
+
 import pytest
 
 from tests.support.queue import sql
@@ -71,3 +73,36 @@ async def test_shares_of_a_pool_are_kept_whatever_other_pools_hold(cluster):
     await cluster.worker(slots=8)
     await cluster.running("x", 8)
     assert {row["str_name"]: row["n"] for row in await cluster.database.rows(BY_SHOW)} == {"film": 6, "short": 2}
+
+
+async def test_end_of_a_round_does_not_end_the_claim_of_the_next(cluster, monkeypatch):
+    """Its queue is counted while the claim is under way: what is being claimed must not be subtracted twice."""
+    await cluster.show()
+    await cluster.worker(slots=20)
+    dispatcher, queue = cluster.replica.engine.dispatcher, cluster.replica.queue
+    publish, claim_each = dispatcher.assigner._publish, queue.claim_each
+    published, publishing, claimed, claiming = (asyncio.Event() for _ in range(4))
+
+    async def publish_late(*given):
+        publishing.set()
+        await published.wait()
+        await publish(*given)
+
+    async def claim_late(*given):
+        if publishing.is_set():
+            claiming.set()
+            await claimed.wait()
+        return await claim_each(*given)
+
+    monkeypatch.setattr(dispatcher.assigner, "_publish", publish_late)
+    monkeypatch.setattr(queue, "claim_each", claim_late)
+    jobs = [await cluster.submit("noop")]
+    await publishing.wait()
+    jobs.append(await cluster.submit("noop"))
+    await claiming.wait()
+    [pending] = dispatcher.pending_queues.entries.values()
+    published.set()
+    await until(lambda: len(dispatcher._rounds) == 1, what="the end of the first round")
+    assert pending.busy
+    claimed.set()
+    assert [await cluster.ended(job) for job in jobs] == ["SUCCEEDED"] * 2
