@@ -229,10 +229,10 @@ class Dispatcher:
                 self.pending_queues.pools_full(group.queues)
                 order.skip_group()
             elif (planned := self.planner.plan_round(pending, order)) is not None:
-                self._start(tasks, self._run_round(planned))
+                self._start(tasks, self._run_round(planned)).add_done_callback(partial(self._release_unbegun, planned))
             elif pending.reason is Reason.NO_POOL_MAPPING:
                 pending.busy = True
-                self._start(tasks, self._fail_unplaceable(pending))
+                self._start(tasks, self._fail_unplaceable(pending)).add_done_callback(partial(_end_claim, pending))
             if not self._may_start():
                 return
             if time.perf_counter() >= until:
@@ -253,11 +253,23 @@ class Dispatcher:
             drained.cancel()
             woken.cancel()
 
-    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> None:
+    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = tasks.create_task(work)
         self._rounds[task] = self.clock.monotonic()
         late = asyncio.get_running_loop().call_later(PROMPT_S, self._wake.set)
         task.add_done_callback(partial(self._round_done, late))
+        return task
+
+    def _release_unbegun(self, planned: Round, _task: asyncio.Task[None]) -> None:
+        if not planned.begun:
+            for part in planned.parts:
+                part.pending.busy = False
+            self._release(planned)
+
+    def _release(self, planned: Round) -> None:
+        for part in planned.parts:
+            self.registry.unreserve(part.reservation)
+            self._shrink_share(part, 0)
 
     def _round_done(self, late: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
         late.cancel()
@@ -265,6 +277,7 @@ class Dispatcher:
         self._wake.set()
 
     async def _run_round(self, planned: Round) -> None:
+        planned.begun = True
         started = self.clock.monotonic()
         try:
             try:
@@ -288,9 +301,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - a round that fails must not end the others
             self._round_failed([part.pending for part in planned.parts], error)
         finally:
-            for part in planned.parts:
-                self.registry.unreserve(part.reservation)
-                self._shrink_share(part, 0)
+            self._release(planned)
 
     def _shrink_share(self, part: RoundPart, frames: int) -> None:
         if self.pending_queues.shrink_share(part.pending, part.share, frames):
@@ -307,8 +318,6 @@ class Dispatcher:
                 REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(sum(claim.frames for claim in claims))
         except Exception as error:  # noqa: BLE001 - as above
             self._round_failed([pending], error)
-        finally:
-            pending.busy = False
 
     def _round_failed(self, queues: Sequence[PendingQueue], error: Exception) -> None:
         """Frames that the round claimed but did not book are returned once no round is running."""
@@ -424,6 +433,10 @@ class Dispatcher:
                 await self.parked_jobs.refresh()
         except PostgresUnavailable as error:
             log.warning("pending_queues_refresh_failed", reason=error.sentence)
+
+
+def _end_claim(pending: PendingQueue, _task: asyncio.Task[None]) -> None:
+    pending.busy = False
 
 
 def _chunks(tokens: Sequence[int], most: int = 4096) -> Iterable[Sequence[int]]:

@@ -40,10 +40,12 @@ class RoundPart:
 class Round:
     """Frames of one show that are claimed and booked together."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("begun", "parts")
 
     def __init__(self, parts: Sequence[RoundPart]) -> None:
         self.parts = parts
+        self.begun = False
+        """A task that is cancelled before it runs does not release what the round has reserved."""
 
     @property
     def show(self) -> ShowId:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.support.dispatch import Rig
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
 from tests.support.waiting import until
@@ -106,3 +107,20 @@ async def test_end_of_a_round_does_not_end_the_claim_of_the_next(cluster, monkey
     assert pending.busy
     claimed.set()
     assert [await cluster.ended(job) for job in jobs] == ["SUCCEEDED"] * 2
+
+
+async def test_round_that_is_cancelled_before_it_runs_keeps_nothing(database, redis):
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 8})
+    rig.route({"*": ("farm",)})
+    rig.beat("w", slots=4, capabilities=("task.noop",))
+    job = await rig.submit("film", frames=3)
+    await rig.dispatcher._refresh(None)
+    async with asyncio.TaskGroup() as tasks:
+        await rig.dispatcher._start_rounds(tasks)
+        [task] = rig.dispatcher._rounds
+        task.cancel()
+    [pending] = rig.pending_queues.entries.values()
+    assert (pending.busy, rig.registry.fitting_frames(pending.key.cls)) == (False, 4)
+    await rig.turn()
+    assert await rig.started(job) == 3
