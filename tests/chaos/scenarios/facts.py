@@ -235,10 +235,6 @@ class Facts(msgspec.Struct, dict=True):
         """Frames of a layer that are due and on no worker, whether claimable, parked or claimed."""
         return max(0, layer.frames - layer.ended - layer.deferred + layer.due - self.booked[layer.id])
 
-    def queued(self, layer):
-        """Frames of a layer in its queue, or claimed: those that wait for a retry come after their promotion."""
-        return max(0, layer.frames - layer.ended - layer.deferred - self.booked[layer.id])
-
     def frames_of(self, job):
         """Waiting frames (deferred ones too), and those on workers."""
         layers = self.layers_of.get(job, [])

@@ -187,7 +187,7 @@ class OrderWatch:
         queue = facts.queue[layer.queue]
         return (
             not queue.paused
-            and facts.queued(layer) > 0
+            and facts.waiting(layer) > 0
             and all(
                 facts.room(key, cap) >= queue.cores
                 for key, cap in facts.limits(job, layer, None)
