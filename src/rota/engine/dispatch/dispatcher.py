@@ -40,7 +40,7 @@ from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
 from rota.engine.dispatch.pending_reader import POLL_INTERVAL_S, PendingReader
-from rota.engine.dispatch.rounds import Round, RoundPart, RoundPlanner
+from rota.engine.dispatch.rounds import QUEUES_MAX, Round, RoundPart, RoundPlanner
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.asyncio_cancel import cancellable
@@ -225,9 +225,8 @@ class Dispatcher:
             group = order.group
             if self._locked_shows.blocks(pending.key.show):
                 order.skip_group()
-            elif self.registry.is_full(group.pools):
-                self.pending_queues.pools_full(group.queues)
-                order.skip_group()
+            elif len(group.queues) > QUEUES_MAX and self.registry.is_full(group.pools):
+                order.skip_group()  # a plan for each would say why, and take too long
             elif (planned := self.planner.plan_round(pending, order)) is not None:
                 self._start(tasks, self._run_round(planned)).add_done_callback(partial(self._release_unbegun, planned))
             elif pending.reason is Reason.NO_POOL_MAPPING:

@@ -377,12 +377,6 @@ class PendingQueues:
         at_share = reason is Reason.NO_WORKERS and 0 in limits.values()
         self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
 
-    def pools_full(self, queues: Iterable[PendingQueue]) -> None:
-        """None of the pools of these queues has any room."""
-        for pending in queues:
-            if pending.reason not in _CAPACITY_REASONS and pending.claimable > 0 and pending.held_until_s == 0.0:
-                pending.reason = Reason.POOL_OVERLOADED
-
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
         pending.waiting = max(pending.waiting, pending.parked) + frames
