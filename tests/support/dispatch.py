@@ -141,6 +141,8 @@ class Rig:
         await self.dispatcher._refresh(None)
         async with asyncio.TaskGroup() as tasks:
             await self.dispatcher._start_rounds(tasks)
+            while self.dispatcher._turn_cut:  # a turn that takes long goes on after a pause
+                await self.dispatcher._start_rounds(tasks)
 
     async def settle(self):
         """Run turns until one makes no booking call, so that the state is stable."""
