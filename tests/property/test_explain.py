@@ -153,6 +153,7 @@ async def test_dispatch_matches_the_explanation(database, redis, given):
     given = {**USUAL, **given}
     rig = await Rig(database, redis).open()
     job = await arrange(rig, redis, given)
+    rig.dispatcher.reset_backoffs()  # what it remembers of earlier refusals lasts for a second
     explanation = await rig.explainer.explain(job)
     [layer] = explanation.layers
     await rig.settle()
