@@ -1,8 +1,10 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
-Order: the show furthest below its size in the pools that may run the frames, then priority with ageing, then age. While
-several shows wait, a round takes what its show lacks of its part, or what the show would run within a second: so rounds
-are large where frames are short, and each show has its part over the seconds.
+Order: the show furthest below its size in the pools that may run the frames, then priority with ageing, then age.
+
+While several shows wait, each has a fair share of a pool: its size divided by the sizes of all shows that wait for it.
+A round takes what the show's use lacks of its fair share or, if its frames are short, what the show would run within a
+second. So rounds of short frames are large, and every show gets its fair share on the average of some seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ AGEING_S: Final = 300.0
 AGEING_LEVELS_MAX: Final = 2.0
 """More than this many levels are not gained: a long job of low priority stays behind urgent ones."""
 ROTATION_S: Final = 1.0
-"""Shows that wait have their turns within about this time, as far as frames end that fast."""
+"""Each show that waits gets a round within about this time, if frames end that fast."""
 MEMORY_S: Final = 5.0
-"""For about this long it counts that a show has had more or less than its part."""
+"""Use above or below the fair share affects the order for about this long."""
 
 ShareUsage = tuple[int, float]
 """0 if the show has a size, else 1; then the fraction of the size (or the amount) in use."""
@@ -45,31 +47,29 @@ def queue_rank(priority: int, age_s: float) -> QueueRank:
     return (-(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
-def fair_frames_max(part: float, used: float, turns_per_s: float) -> int:
-    """Frames for a round while several shows wait. In frames: the show's part of what is in use and free, what it uses,
-    and how often all its frames end and are replaced in a second.
+def fair_frames_max(fair_share: float, used: float, turnover_per_s: float) -> int:
+    """Maximum number of frames of a round while several shows wait.
 
-    What is free is not for the first show alone. Where its frames end quickly, a round may take as many as it would run
-    within `ROTATION_S`: the others have their turns soon, and the balance makes up for it.
+    `fair_share`: the show's fair share of what is in use and free, in frames; `used`: its use; `turnover_per_s`: how
+    often all its frames end and are replaced in a second. A round of short frames may exceed the fair share, because
+    it is over within `ROTATION_S`, and `FairBalances` serves the other shows first afterwards.
     """
-    return max(1, math.ceil(part - used), math.floor(part * turns_per_s * ROTATION_S))
+    return max(1, math.ceil(fair_share - used), math.floor(fair_share * turnover_per_s * ROTATION_S))
 
 
 class FairBalances:
-    """How many cores less than its part each waiting show has used of a pool lately; negative: more.
+    """How many cores below its fair share each waiting show has been in a pool lately; negative: above.
 
-    Use of the moment is no measure where rounds are large: the show that has its turn has everything. What was missed
-    is made up for by half, and forgotten after `MEMORY_S`, so that long frames are not counted again and again. A show
-    that does not wait has no balance: none is saved up.
+    Present use alone is no fair measure: a large round of one show may occupy the whole pool for a moment. A balance is
+    half of the average deficit of the last `MEMORY_S` (half, so that corrections do not overshoot when frames are
+    long). A show that stops waiting loses its balance, so no show can save up.
     """
 
     def __init__(self) -> None:
-        self._missed: dict[ShareKey, float] = {}
-        """In core-seconds."""
-        self._lacks: dict[ShareKey, float] = {}
-        """By share of a waiting show: what it has less than its part."""
+        self._deficits: dict[ShareKey, float] = {}
+        """Average of about the last `MEMORY_S`."""
         self._used: dict[ShareKey, float] = {}
-        """What it has used on average within about the last second."""
+        """Average use of about the last second."""
         self._shares: Mapping[ShareKey, tuple[int, int]] = {}
         self._at_s = 0.0
 
@@ -77,31 +77,26 @@ class FairBalances:
         return self._used.get(share, 0.0)
 
     def of(self, share: ShareKey) -> float:
-        return self._missed.get(share, 0.0) / (2 * MEMORY_S)
+        return self._deficits.get(share, 0.0) / 2
 
     def update(self, shares: Mapping[ShareKey, tuple[int, int]], now_s: float) -> None:
-        """`shares`: size and use of each share whose show waits."""
-        kept, kept_short = math.exp((self._at_s - now_s) / MEMORY_S), math.exp(self._at_s - now_s)
+        """Count the time since the last update, and use these shares (size and use of each whose show waits) from now
+        on."""
+        weight, weight_of_use = 1 - math.exp((self._at_s - now_s) / MEMORY_S), 1 - math.exp(self._at_s - now_s)
         self._at_s = now_s
-        self._used = {
-            share: self.used_lately(share) * kept_short + used * (1 - kept_short)
-            for share, (_, used) in self._shares.items()
-            if share in shares
-        }
-        self._shares = shares
-        self._missed = {
-            share: self._missed.get(share, 0.0) * kept + lack * MEMORY_S * (1 - kept)
-            for share, lack in self._lacks.items()
-            if share in shares
-        }
         sizes: Counter[PoolId] = Counter()
         in_use: Counter[PoolId] = Counter()
-        for (_, pool), (size, used) in shares.items():
+        for (_, pool), (size, used) in self._shares.items():
             sizes[pool] += size
             in_use[pool] += used
-        self._lacks = {
-            (show, pool): in_use[pool] * size / sizes[pool] - used for (show, pool), (size, used) in shares.items()
-        }
+        deficits, averages = {}, {}
+        for share, (size, used) in self._shares.items():
+            if share in shares:
+                deficit = in_use[share[1]] * size / sizes[share[1]] - used
+                before, used_before = self._deficits.get(share, 0.0), self.used_lately(share)
+                deficits[share] = before + (deficit - before) * weight
+                averages[share] = used_before + (used - used_before) * weight_of_use
+        self._deficits, self._used, self._shares = deficits, averages, shares
 
 
 class ReleaseRate:
@@ -129,16 +124,15 @@ class Schedulable(Protocol):
 
 
 QueueT = TypeVar("QueueT", bound=Schedulable)
-PoolT = TypeVar("PoolT")
 
 
-class ShareGroup(Generic[QueueT, PoolT]):
-    """Queues of one show that may run in the same pools: the use of its share orders them alike against other shows."""
+class ShareGroup(Generic[QueueT]):
+    """Queues of one show that may run in the same pools, in order. Against other shows they all have the same order."""
 
     __slots__ = ("at", "pools", "queues", "ranks", "usage")
 
     def __init__(
-        self, pools: Sequence[PoolT], ranked: Iterable[tuple[QueueRank, QueueT]], usage: Callable[[], ShareUsage]
+        self, pools: Sequence[PoolId], ranked: Iterable[tuple[QueueRank, QueueT]], usage: Callable[[], ShareUsage]
     ) -> None:
         """`ranked`: best first."""
         pairs = list(ranked)
@@ -156,16 +150,16 @@ class ShareGroup(Generic[QueueT, PoolT]):
         return self.at < len(queues)
 
 
-class SchedulingOrder(Generic[QueueT, PoolT]):
-    """The queues in scheduling order, as of each step: what rounds reserve between two steps counts.
+class SchedulingOrder(Generic[QueueT]):
+    """Iterates over the queues in scheduling order. Each step counts what rounds have reserved since the last one.
 
-    A queue that a round is claiming from keeps its place among shows: what is left after the part that the round takes
-    is for the next show in order, which may be the same one. Within one show the next queue follows at once.
+    A queue from which a round is claiming keeps its position among the shows: no other show gets the rest of its pools
+    until the claim has ended, because the same show may still be first. Within one show the next queue follows at once.
     """
 
     def __init__(
         self,
-        groups: Iterable[ShareGroup[QueueT, PoolT]],
+        groups: Iterable[ShareGroup[QueueT]],
         eligible: Callable[[QueueT], bool],
         *,
         shows: int,
@@ -176,7 +170,7 @@ class SchedulingOrder(Generic[QueueT, PoolT]):
         self._one_show = shows < 2
         self._version = usage_version
         self._usage_at = usage_version()
-        self._claiming: set[PoolT] = set()
+        self._claiming: set[PoolId] = set()
         self._heap = [
             (*self._place(group), number, group) for number, group in enumerate(groups) if group.skip_to(eligible)
         ]
@@ -201,7 +195,7 @@ class SchedulingOrder(Generic[QueueT, PoolT]):
                 self._move_first()
 
     @property
-    def group(self) -> ShareGroup[QueueT, PoolT]:
+    def group(self) -> ShareGroup[QueueT]:
         """The group of the current queue."""
         return self._heap[0][-1]
 
@@ -217,7 +211,7 @@ class SchedulingOrder(Generic[QueueT, PoolT]):
         """Nothing more of the current group fits: go on with the next."""
         self.group.at = len(self.group.queues) - 1
 
-    def _place(self, group: ShareGroup[QueueT, PoolT]) -> tuple[ShareUsage, QueueRank]:
+    def _place(self, group: ShareGroup[QueueT]) -> tuple[ShareUsage, QueueRank]:
         return group.usage(), group.ranks[min(group.at, len(group.ranks) - 1)]
 
     def _move_first(self) -> None:

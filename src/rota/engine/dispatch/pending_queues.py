@@ -112,7 +112,7 @@ class BookingMoment(NamedTuple):
 class PendingPosition(msgspec.Struct, frozen=True):
     """Queues that are scheduled before a given one, and their waiting frames."""
 
-    spots: int = 0
+    queues: int = 0
     frames: int = 0
     by_share: int = 0
     """Those of them that come first because their show uses less of its size."""
@@ -134,16 +134,16 @@ class PendingQueues:
         self._pools_version = pools_version
         self._by_queue: dict[str, list[PendingQueue]] = defaultdict(list)
         self._by_show: dict[ShowId, list[PendingQueue]] = defaultdict(list)
-        self._shares: dict[tuple[ShowId, PoolId], tuple[int, int]] = {}
+        self._shares: dict[ShareKey, tuple[int, int]] = {}
         """Size and use, in hundredths of cores."""
-        self._reserved: Counter[tuple[ShowId, PoolId]] = Counter()
+        self._reserved: Counter[ShareKey] = Counter()
         """Cores of rounds under way, which are not booked yet."""
         self._balances = FairBalances()
         self._usage_version = 0
         self._release_rates: dict[ShareKey, ReleaseRate] = defaultdict(ReleaseRate)
         """In hundredths of cores."""
         self._capacity_changes = 0
-        self._groups: list[ShareGroup[PendingQueue, PoolId]] = []
+        self._groups: list[ShareGroup[PendingQueue]] = []
         self._groups_stale = True
         self._groups_at_s = float("-inf")
         self._groups_version: object = None
@@ -199,7 +199,7 @@ class PendingQueues:
         if queues is None:
             self._evict_idle()
 
-    def set_shares(self, shares: Mapping[tuple[ShowId, PoolId], tuple[int, int]]) -> None:
+    def set_shares(self, shares: Mapping[ShareKey, tuple[int, int]]) -> None:
         """Size and use of each share, as PostgreSQL has them."""
         self._shares = dict(shares)
         self._usage_version += 1
@@ -219,7 +219,7 @@ class PendingQueues:
                 pending.held_until_s = 0.0
         return bool(matching)
 
-    def order(self) -> SchedulingOrder[PendingQueue, PoolId]:
+    def order(self) -> SchedulingOrder[PendingQueue]:
         """Queues eligible for a round, in scheduling order."""
         now = self._clock.monotonic()
         groups = self._current_groups(now)
@@ -238,14 +238,14 @@ class PendingQueues:
             pending.held_at_change == self._capacity_changes or pending.reason not in _CAPACITY_REASONS
         )
 
-    def _current_groups(self, now: float) -> list[ShareGroup[PendingQueue, PoolId]]:
+    def _current_groups(self, now: float) -> list[ShareGroup[PendingQueue]]:
         version = self._pools_version()
         if self._groups_stale or version != self._groups_version or now - self._groups_at_s >= ORDER_MAX_AGE_S:
             self._groups_stale, self._groups_version, self._groups_at_s = False, version, now
             self._groups = self._build_groups(now)
         return self._groups
 
-    def _build_groups(self, now: float) -> list[ShareGroup[PendingQueue, PoolId]]:
+    def _build_groups(self, now: float) -> list[ShareGroup[PendingQueue]]:
         ranked: dict[tuple[ShowId, Sequence[PoolId]], list[tuple[QueueRank, int, PendingQueue]]] = defaultdict(list)
         for number, pending in enumerate(self.entries.values()):
             if pending.waiting > pending.parked:
@@ -422,11 +422,11 @@ class PendingQueues:
                     lately += self._balances.used_lately(at)
                     released_per_s += self._release_rates[at].per_s(now)
         if not size:
-            # It comes after all that have a size, so what is free is left for it and its like.
+            # Shows with a size are served before, so what is free now is divided between shows without one.
             return min(BATCH_FRAMES_MAX, fair_frames_max(room / len(shows), 0.0, 0.0))
-        part = size / all_sizes * (all_used + room * cores)
-        turns_per_s = released_per_s / lately if lately >= 1.0 else 0.0
-        return min(BATCH_FRAMES_MAX, fair_frames_max(part / cores, used / cores, turns_per_s))
+        fair_share = size / all_sizes * (all_used + room * cores)
+        turnover_per_s = released_per_s / lately if lately >= 1.0 else 0.0
+        return min(BATCH_FRAMES_MAX, fair_frames_max(fair_share / cores, used / cores, turnover_per_s))
 
     def _contending(self, now: float) -> set[ShareKey]:
         """Shares of shows with frames that would start in the pool if it had room."""

@@ -13,7 +13,7 @@ from typing import Final
 from rota.engine.dispatch.ordering import SchedulingOrder
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
 from rota.engine.dispatch.share_rooms import ShareReservation
-from rota.model.ids import PoolId, ShowId
+from rota.model.ids import ShowId
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
 from rota.queue import LANES_MAX
@@ -57,7 +57,7 @@ class RoundPlanner:
         self.pending_queues = pending_queues
         self.registry = registry
 
-    def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue, PoolId]) -> Round | None:
+    def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]) -> Round | None:
         """A round for this queue, which is the current one in the order, and for small ones behind it.
 
         None: no frame of it can be placed now, and its reason says why. The queues of a round are busy from now on.

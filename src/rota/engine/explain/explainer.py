@@ -259,7 +259,7 @@ class Explainer:
     async def _queue_position(self, context: ExplainContext, layer: Layer) -> tuple[QueuePosition, PendingPosition]:
         before = context.pending_queues.position(layer.queue, context.job.priority)
         ahead = await self._queries.frames_ahead(context.job, layer)
-        return QueuePosition(ahead=ahead, queues_before=before.spots, frames_before=before.frames), before
+        return QueuePosition(ahead=ahead, queues_before=before.queues, frames_before=before.frames), before
 
     async def _worker_registry(self) -> WorkerRegistry:
         return self._registry or await load_registry(self.database)
