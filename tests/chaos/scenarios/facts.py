@@ -28,7 +28,9 @@ SELECT jsonb_build_object(
   'layers', (SELECT jsonb_agg(jsonb_build_object(
      'id', l.pk_layer, 'job', l.pk_job, 'queue', l.queue, 'frames', l.frames,
      'ended', l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied,
-     'deferred', coalesce(d.n, 0), 'due', coalesce(d.due, 0)))
+     'deferred', coalesce(d.n, 0), 'due', coalesce(d.due, 0),
+     'attempt', (SELECT max(e.attempt) FROM rota.ready_entries e
+                 WHERE e.job_id = l.pk_job AND e.layer_id = l.pk_layer)))
      FROM rota.layer l LEFT JOIN (
        SELECT layer_id, sum(n) AS n, sum(n) FILTER (WHERE run_at <= clock_timestamp()) AS due
        FROM rota.deferred_jobs GROUP BY 1) AS d ON d.layer_id = l.pk_layer),
@@ -52,6 +54,13 @@ SELECT jsonb_build_object(
      JOIN rota.queue_lanes l USING (lane_id) GROUP BY 1) AS c),
   'parked', (SELECT jsonb_object_agg(parked_job, n) FROM (
      SELECT parked_job, sum(n) AS n FROM rota.queue_returned WHERE parked_job IS NOT NULL GROUP BY 1) AS p),
+  'unbooked', (SELECT jsonb_agg(jsonb_build_object(
+     'claim', claim_id, 'queue', queue, 'priority', priority, 'frames', n))
+     FROM (SELECT c.claim_id, l.queue, l.priority, c.n
+             - (SELECT coalesce(sum(x.n), 0) FROM rota.queue_closures x
+                WHERE x.ready_slot = c.ready_slot AND x.claim_id = c.claim_id)
+             - (SELECT count(*) FROM rota.proc p WHERE p.token BETWEEN c.claim_id * 512 AND c.claim_id * 512 + 511) AS n
+           FROM rota.queue_claims c JOIN rota.queue_lanes l USING (lane_id) WHERE c.n > 0) AS u WHERE n > 0),
   'shows', (SELECT jsonb_agg(jsonb_build_object('id', pk_show, 'name', str_name, 'managed', b_scheduler_managed,
      'fence', int_fence, 'jobs_max', int_max_jobs, 'jobs_used', rota.job_slots_used(pk_show))) FROM rota.show),
   'shares', (SELECT jsonb_agg(jsonb_build_object('show', s.pk_show, 'pool', s.pk_alloc, 'name', a.str_name,
@@ -99,6 +108,8 @@ class Layer(msgspec.Struct):
     deferred: int = 0
     due: int = 0
     """Those of the deferred frames whose time has come."""
+    attempt: int | None = None
+    """The highest of its frames so far: it grows when a frame is retried."""
 
 
 class Proc(msgspec.Struct):
@@ -164,6 +175,14 @@ class Counts(msgspec.Struct):
         return self.waiting + self.running + self.deferred
 
 
+class UnbookedClaim(msgspec.Struct):
+    claim: int
+    queue: str
+    priority: int
+    frames: int
+    """Claimed by a server, and neither booked nor given back."""
+
+
 class Facts(msgspec.Struct, dict=True):
     """Times are of PostgreSQL's clock, but `at` is of our monotonic clock; cores are in hundredths."""
 
@@ -182,6 +201,7 @@ class Facts(msgspec.Struct, dict=True):
     counted: dict[str, Counts] = {}
     """The same from its counters."""
     parked: dict[str, int] = {}
+    unbooked: list[UnbookedClaim] = []
     shows: list[Show] = []
     shares: list[Share] = []
     caps: dict[str, int] = {}
@@ -234,6 +254,16 @@ class Facts(msgspec.Struct, dict=True):
     def waiting(self, layer):
         """Frames of a layer that are due and on no worker, whether claimable, parked or claimed."""
         return max(0, layer.frames - layer.ended - layer.deferred + layer.due - self.booked[layer.id])
+
+    @cached_property
+    def claimed(self):
+        """Queues and priorities in which each waiting frame is claimed by a server."""
+        unclaimed = Counter()
+        for layer in self.layers:
+            unclaimed[layer.queue, self.job[layer.job].priority] += self.waiting(layer)
+        for each in self.unbooked:
+            unclaimed[each.queue, each.priority] -= each.frames
+        return {at for at, frames in unclaimed.items() if frames <= 0}
 
     def frames_of(self, job):
         """Waiting frames (deferred ones too), and those on workers."""

@@ -3,6 +3,7 @@
 | invariant | check |
 |---|---|
 | L1 | while work of a show waits that fits its limits and a free worker, a frame of the show is dispatched in time |
+| L1 | frames that a server has claimed are booked or given back in time |
 | L2 | no process ends that the test did not end |
 | L3 | a frame that runs on a worker which the test left alone runs to its end |
 | O1 | no frame is booked before one of higher priority in its show that fits and has waited for the time allowed |
@@ -162,8 +163,26 @@ class DispatchWatch:
         return newest, ended, facts.done.get(show, 0)
 
 
+class ClaimWatch:
+    """L1: how long claimed frames were neither booked nor given back, by claim."""
+
+    def __init__(self, disturbances):
+        self.waits = Persistent(disturbances)
+
+    def update(self, facts):
+        found = {
+            each.claim: f"{each.frames} frames of {each.queue} ({each.priority}) are claimed and not booked"
+            for each in facts.unbooked
+        }
+        return list(self.waits.update(found, facts.at))
+
+
 class OrderWatch:
-    """O1: layers that wait although nothing but the show's share can refuse them, and bookings of lower priority."""
+    """O1: layers that wait although nothing but the show's share can refuse them, and bookings of lower priority.
+
+    Frames that a server has claimed do not count: if it dies, `ClaimWatch` sees to it that they are claimable again in
+    time, and from then on no frame of lower priority may be booked before them.
+    """
 
     def __init__(self, disturbances):
         self._disturbances = disturbances
@@ -175,7 +194,7 @@ class OrderWatch:
         since = {}
         for job in facts.jobs:
             for layer in facts.layers_of.get(job.id, []) if job.queued and _may_start(facts, job) else ():
-                progress = (layer.ended, layer.deferred, frozenset(facts.tokens.get(job.id, ())))
+                progress = (layer.ended, layer.deferred, layer.attempt, frozenset(facts.tokens.get(job.id, ())))
                 known = self._since.get(layer.id)
                 if self._refused_by_share_only(facts, job, layer):
                     kept = known is not None and known[2] == progress
@@ -188,6 +207,7 @@ class OrderWatch:
         return (
             not queue.paused
             and facts.waiting(layer) > 0
+            and (layer.queue, job.priority) not in facts.claimed
             and all(
                 facts.room(key, cap) >= queue.cores
                 for key, cap in facts.limits(job, layer, None)

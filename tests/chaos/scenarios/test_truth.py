@@ -11,11 +11,12 @@ from rota.api.explanation import Cause, JobExplanation, LimitAmounts, Refuser, W
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason
 from tests.chaos.pipeline.history import Run
-from tests.chaos.scenarios.facts import Counts, Facts, Job, Layer, Proc, Queue, Share, Show, Worker
+from tests.chaos.scenarios.facts import Counts, Facts, Job, Layer, Proc, Queue, Share, Show, UnbookedClaim, Worker
 from tests.chaos.scenarios.liveness import (
     CALM_LIMIT_S,
     DEATH_LIMIT_S,
     ORDER_LIMIT_S,
+    ClaimWatch,
     DispatchWatch,
     Disturbances,
     OrderWatch,
@@ -268,10 +269,21 @@ def test_l1_work_without_a_free_worker_may_wait():
     assert looks_over(DispatchWatch(Disturbances()).update, 4.0, room={"w1": 0}) == []
 
 
-def order_after(seconds, low_priority=1):
+def test_l1_frames_that_stay_claimed_and_unbooked_are_detected():
+    def change(facts, at):
+        facts.unbooked = [UnbookedClaim(7, "q", 5, 2), UnbookedClaim(100 + int(at), "q", 5, 2)]
+
+    claims = ClaimWatch(Disturbances())
+    [wait] = looks_over(lambda facts, room: claims.update(facts), 3.0, change)
+    assert wait.key == 7
+    assert wait.seconds > CALM_LIMIT_S
+
+
+def order_after(seconds, low_priority=1, more=lambda facts, at: None):
     """The high job waits at the burst; a frame of the low one is booked after so many seconds."""
 
     def change(facts, at):
+        more(facts, at)
         facts.jobs[1].priority, facts.jobs[0].priority = 8, low_priority
         facts.shares[0].burst = 200
         if at >= seconds:
@@ -289,6 +301,21 @@ def test_o1_lower_priority_booked_before_a_waiting_higher_one_is_detected():
 def test_o1_booking_of_equal_priority_or_close_to_the_submission_is_allowed():
     assert order_after(1.0) == []
     assert order_after(ORDER_LIMIT_S + 1, low_priority=8) == []
+
+
+def test_o1_frames_that_a_server_claimed_or_that_were_retried_have_not_waited():
+    def claimed(facts, at):
+        facts.unbooked = [UnbookedClaim(7, "q", 8, 2)] if at == ORDER_LIMIT_S else []
+
+    def one_of_two_claimed(facts, at):
+        facts.unbooked = [UnbookedClaim(7, "q", 8, 1)] if at == ORDER_LIMIT_S else []
+
+    def retried(facts, at):
+        facts.layers[1].attempt = 1 + (at >= ORDER_LIMIT_S)
+
+    assert order_after(ORDER_LIMIT_S + 1, more=claimed) == []
+    assert order_after(ORDER_LIMIT_S + 1, more=retried) == []
+    assert order_after(ORDER_LIMIT_S + 1, more=one_of_two_claimed)
 
 
 def test_l2_process_that_ended_on_its_own_is_detected():

@@ -21,7 +21,7 @@ from rota.server.access import ApiKeyStore
 from tests.chaos.pipeline.history import Violation
 from tests.chaos.scenarios import truth
 from tests.chaos.scenarios.facts import AWAY, Counts, FactsReader
-from tests.chaos.scenarios.liveness import DispatchWatch, OrderWatch, Persistent, ended_processes
+from tests.chaos.scenarios.liveness import ClaimWatch, DispatchWatch, OrderWatch, Persistent, ended_processes
 from tests.chaos.scenarios.truth import JOB_STATES, QUEUE_STATES, Gauges, Look
 
 LOOK_INTERVAL_S = 0.25
@@ -117,6 +117,7 @@ class Watch:
         self.facts = None
         """Those of the last look."""
         self.dispatch = DispatchWatch(disturbances)
+        self.claims = ClaimWatch(disturbances)
         self.order = OrderWatch(disturbances)
         self.lasting = Persistent(disturbances)
         self.states = Persistent(disturbances, STATES_SLACK_S)
@@ -207,6 +208,7 @@ class Watch:
         self._report("truth", self.lasting.update(lasting, look.after.at))
         self._report("truth", self.states.update(states, look.after.at))
         self._report("L1", self.dispatch.update(look.after, look.room))
+        self._report("L1", self.claims.update(look.after))
         self._report("O1", self.order.update(look.after))
 
     def _report(self, invariant, waits):
@@ -238,6 +240,7 @@ class Watch:
         lines = [f"{dict(self.looks)}"]
         for name, waits in (
             ("L1", self.dispatch.waits),
+            ("L1 of claims", self.claims.waits),
             ("truth", self.lasting),
             ("states", self.states),
             ("gauges", self.gauges),
