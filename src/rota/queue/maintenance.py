@@ -53,6 +53,8 @@ class MaintenanceIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals of the steps, and limits of the ring."""
 
     promote_s: float = 0.25
+    orphans_s: float = 0.25
+    """Claims of a dispatcher that died wait for its lease, and then for this."""
     fold_s: float = 1.0
     measure_s: float = 5.0
     expire_s: float = 60.0
@@ -79,7 +81,7 @@ class QueueMaintenance(LeaderLoop):
         every = self.intervals
         return [
             LeaderStep("promote", every.promote_s, partial(self.promote, lease)),
-            LeaderStep("return_orphans", every.fold_s, partial(self.return_orphans, lease)),
+            LeaderStep("return_orphans", every.orphans_s, partial(self.return_orphans, lease)),
             LeaderStep("fold", every.fold_s, partial(self.fold, lease)),
             LeaderStep("turn_ring", every.fold_s, partial(self.turn_ring, lease)),
             LeaderStep("measure", every.measure_s, partial(queue_metrics.collect_metrics, self.queue)),

@@ -12,7 +12,7 @@ from tests.support.queue import sql
 from tests.support.waiting import until
 
 FREE_WITHIN_S = 5.0
-HANDLED_WITHIN_S = 8.0
+HANDLED_WITHIN_S = 6.0
 """`nats.job_ack_wait`, and a moment to handle the report."""
 ENDED = sql("SELECT 1 FROM rota.job_done WHERE pk_job = $1::uuid")
 

@@ -70,7 +70,7 @@ MARK_DENIED = query(__package__, "gatekeeper_deny")
 PENDING = query(__package__, "gatekeeper_pending")
 
 log = structlog.get_logger(__name__)
-CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="gate", filter=ADMISSION_SUBJECT, ack_wait_s=5.0)
+CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="gate", filter=ADMISSION_SUBJECT, ack_wait_s=3.0)
 BATCH_JOBS_MAX: Final = 200
 UNAVAILABLE: Final = AdmissionDecision(AdmissionVerdict.WAIT, Reason.POLICY_UNAVAILABLE.value)
 FAIL_OPEN_TEXT: Final = "input policy fail-open: safety kernel unreachable"

@@ -34,7 +34,7 @@ from rota.queue.tokens import BATCH_MAX
 JOBS_OF_TOKENS = query(__package__, "jobs_of_tokens")
 
 log = structlog.get_logger(__name__)
-CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT_SUBJECT, ack_wait_s=5.0)
+CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT_SUBJECT, ack_wait_s=3.0)
 STARTED_MAX: Final = 10_000
 ENDS_MAX: Final = 1000
 RANGE_TOKENS_MAX: Final = 65_536

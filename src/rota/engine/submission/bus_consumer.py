@@ -26,7 +26,7 @@ from rota.model.settings.servers import NatsSettings
 from rota.queue import DeadLetter, DeadLetterQueue
 
 SUBMIT_CONSUMER_SPEC: Final = ConsumerSpec(
-    stream="SYS", durable="engine-submit", filter=SUBMIT_SUBJECT, ack_wait_s=5.0, max_deliver=100
+    stream="SYS", durable="engine-submit", filter=SUBMIT_SUBJECT, ack_wait_s=3.0, max_deliver=100
 )
 REFUSED_REASON: Final = "submission_refused"
 

@@ -81,7 +81,7 @@ class NatsSettings(Section, frozen=True):
     )
     job_ack_wait: Annotated[
         float, Duration("Time after which a message without an ack or a progress ack is redelivered.")
-    ] = 5.0
+    ] = 3.0
     max_deliver: Annotated[int, Integer("Deliveries of one message before it goes to the DLQ.", least=1)] = 100
     max_ack_pending: Annotated[int, Integer("Unacknowledged messages allowed per consumer.", least=1, most=50_000)] = (
         2048
