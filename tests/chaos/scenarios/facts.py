@@ -54,13 +54,16 @@ SELECT jsonb_build_object(
      JOIN rota.queue_lanes l USING (lane_id) GROUP BY 1) AS c),
   'parked', (SELECT jsonb_object_agg(parked_job, n) FROM (
      SELECT parked_job, sum(n) AS n FROM rota.queue_returned WHERE parked_job IS NOT NULL GROUP BY 1) AS p),
-  'unbooked', (SELECT jsonb_agg(jsonb_build_object(
-     'claim', claim_id, 'queue', queue, 'priority', priority, 'frames', n))
-     FROM (SELECT c.claim_id, l.queue, l.priority, c.n
-             - (SELECT coalesce(sum(x.n), 0) FROM rota.queue_closures x
-                WHERE x.ready_slot = c.ready_slot AND x.claim_id = c.claim_id)
-             - (SELECT count(*) FROM rota.proc p WHERE p.token BETWEEN c.claim_id * 512 AND c.claim_id * 512 + 511) AS n
-           FROM rota.queue_claims c JOIN rota.queue_lanes l USING (lane_id) WHERE c.n > 0) AS u WHERE n > 0),
+  'unbooked', (SELECT jsonb_agg(jsonb_build_object('claim', claim_id, 'layer', layer_id, 'frames', n)) FROM (
+     SELECT o.claim_id, e.layer_id, count(*) AS n FROM (
+       SELECT c.*, c.last_seq - c.n + 1 + i AS seq FROM rota.queue_claims c, generate_series(0, c.n - 1) AS i
+       WHERE c.n > (SELECT coalesce(sum(x.n), 0) FROM rota.queue_closures x
+                    WHERE x.ready_slot = c.ready_slot AND x.claim_id = c.claim_id)
+         AND NOT EXISTS (SELECT FROM rota.queue_closures x
+                         WHERE x.ready_slot = c.ready_slot AND x.claim_id = c.claim_id AND get_bit(x.bits, i) = 1)
+         AND NOT EXISTS (SELECT FROM rota.proc p WHERE p.token = c.claim_id * 512 + i)) AS o
+     JOIN rota.ready_entries e ON e.lane_id = o.lane_id AND e.lane_seq <= o.seq AND e.lane_seq + e.n > o.seq
+     GROUP BY 1, 2) AS u),
   'shows', (SELECT jsonb_agg(jsonb_build_object('id', pk_show, 'name', str_name, 'managed', b_scheduler_managed,
      'fence', int_fence, 'jobs_max', int_max_jobs, 'jobs_used', rota.job_slots_used(pk_show))) FROM rota.show),
   'shares', (SELECT jsonb_agg(jsonb_build_object('show', s.pk_show, 'pool', s.pk_alloc, 'name', a.str_name,
@@ -176,11 +179,11 @@ class Counts(msgspec.Struct):
 
 
 class UnbookedClaim(msgspec.Struct):
+    """Frames of a layer that a server has claimed and neither booked nor given back."""
+
     claim: int
-    queue: str
-    priority: int
+    layer: str
     frames: int
-    """Claimed by a server, and neither booked nor given back."""
 
 
 class Facts(msgspec.Struct, dict=True):
@@ -255,15 +258,9 @@ class Facts(msgspec.Struct, dict=True):
         """Frames of a layer that are due and on no worker, whether claimable, parked or claimed."""
         return max(0, layer.frames - layer.ended - layer.deferred + layer.due - self.booked[layer.id])
 
-    @cached_property
-    def claimed(self):
-        """Queues and priorities in which each waiting frame is claimed by a server."""
-        unclaimed = Counter()
-        for layer in self.layers:
-            unclaimed[layer.queue, self.job[layer.job].priority] += self.waiting(layer)
-        for each in self.unbooked:
-            unclaimed[each.queue, each.priority] -= each.frames
-        return {at for at, frames in unclaimed.items() if frames <= 0}
+    def unclaimed(self, layer):
+        """Waiting frames of a layer that no server has claimed."""
+        return self.waiting(layer) - sum(each.frames for each in self.unbooked if each.layer == layer.id)
 
     def frames_of(self, job):
         """Waiting frames (deferred ones too), and those on workers."""

@@ -40,6 +40,8 @@ class Disturbance:
         return self.began <= until and since <= self.ended + DEATH_LIMIT_S
 
 
+REPORTED_S = 15.0
+"""For which a disturbance is named in reports."""
 TOLD_S = 6.0
 """Within this time a worker that was declared lost is told, and stops what it began meanwhile."""
 
@@ -64,6 +66,15 @@ class Disturbances:
     def limit_s(self, since, until):
         near = any(each.overlaps(since, until) for each in self.all)
         return (DEATH_LIMIT_S if near else CALM_LIMIT_S) * self.slowdown()
+
+    def lately(self, now):
+        """Those of the last moments, for a report."""
+        near = [each for each in self.all if each.ended > now - REPORTED_S]
+        return ", ".join(
+            f"{each.kind} {each.target} from {each.began - now:.1f} s"
+            + (f" to {each.ended - now:.1f} s" if each.ended < now else "")
+            for each in near
+        )
 
     def of(self, target, since):
         """Those of this process after `since`; a worker that was declared lost learns of it a moment later."""
@@ -170,9 +181,11 @@ class ClaimWatch:
         self.waits = Persistent(disturbances)
 
     def update(self, facts):
+        names = {layer.id: facts.job[layer.job].name for layer in facts.layers}
         found = {
-            each.claim: f"{each.frames} frames of {each.queue} ({each.priority}) are claimed and not booked"
+            (each.claim, each.layer): f"{each.frames} frames of {names[each.layer]} are claimed and not booked"
             for each in facts.unbooked
+            if each.layer in names
         }
         return list(self.waits.update(found, facts.at))
 
@@ -206,8 +219,7 @@ class OrderWatch:
         queue = facts.queue[layer.queue]
         return (
             not queue.paused
-            and facts.waiting(layer) > 0
-            and (layer.queue, job.priority) not in facts.claimed
+            and facts.unclaimed(layer) > 0
             and all(
                 facts.room(key, cap) >= queue.cores
                 for key, cap in facts.limits(job, layer, None)

@@ -4,7 +4,7 @@
     SOAK_SEEDS=1-24 SOAK_S=300 pytest -n 0 -m soak --burn 2 tests/chaos/scenarios
 
 The first is the short run of `make test` with another seed, the second runs each seed for five minutes beside two busy
-cores. SOAK_FAULTS=no leaves the faults out.
+cores. SOAK_FAULTS=no leaves the faults out; SOAK_TRACE=folder keeps what the tables held before each violation.
 
 A failure prints the violations and the faults of the plan, which follow from the seed.
 """

@@ -271,11 +271,11 @@ def test_l1_work_without_a_free_worker_may_wait():
 
 def test_l1_frames_that_stay_claimed_and_unbooked_are_detected():
     def change(facts, at):
-        facts.unbooked = [UnbookedClaim(7, "q", 5, 2), UnbookedClaim(100 + int(at), "q", 5, 2)]
+        facts.unbooked = [UnbookedClaim(7, LAYERS[LOW], 2), UnbookedClaim(100 + int(at), LAYERS[LOW], 2)]
 
     claims = ClaimWatch(Disturbances())
     [wait] = looks_over(lambda facts, room: claims.update(facts), 3.0, change)
-    assert wait.key == 7
+    assert wait.key == (7, LAYERS[LOW])
     assert wait.seconds > CALM_LIMIT_S
 
 
@@ -305,10 +305,10 @@ def test_o1_booking_of_equal_priority_or_close_to_the_submission_is_allowed():
 
 def test_o1_frames_that_a_server_claimed_or_that_were_retried_have_not_waited():
     def claimed(facts, at):
-        facts.unbooked = [UnbookedClaim(7, "q", 8, 2)] if at == ORDER_LIMIT_S else []
+        facts.unbooked = [UnbookedClaim(7, LAYERS[LOW], 2)] if at == ORDER_LIMIT_S else []
 
     def one_of_two_claimed(facts, at):
-        facts.unbooked = [UnbookedClaim(7, "q", 8, 1)] if at == ORDER_LIMIT_S else []
+        facts.unbooked = [UnbookedClaim(7, LAYERS[LOW], 1)] if at == ORDER_LIMIT_S else []
 
     def retried(facts, at):
         facts.layers[1].attempt = 1 + (at >= ORDER_LIMIT_S)

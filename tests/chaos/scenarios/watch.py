@@ -22,6 +22,7 @@ from tests.chaos.pipeline.history import Violation
 from tests.chaos.scenarios import truth
 from tests.chaos.scenarios.facts import AWAY, Counts, FactsReader
 from tests.chaos.scenarios.liveness import ClaimWatch, DispatchWatch, OrderWatch, Persistent, ended_processes
+from tests.chaos.scenarios.trace import Trace
 from tests.chaos.scenarios.truth import JOB_STATES, QUEUE_STATES, Gauges, Look
 
 LOOK_INTERVAL_S = 0.25
@@ -132,6 +133,7 @@ class Watch:
         self._certain = set()
         """Certain lies that were reported."""
         self._rng = random.Random(seed)
+        self._trace = Trace(seed)
 
     async def __aenter__(self):
         await self.servers.open()
@@ -192,6 +194,12 @@ class Watch:
                     look.explained.append((each.name, answer))
 
     def _judge(self, look, scrapes):
+        known = len(self.violations)
+        self._trace.add(look)
+        self._compare(look, scrapes)
+        self._trace.write(self.violations[known:])
+
+    def _compare(self, look, scrapes):
         found = list(truth.lies(look))
         self.looks["answers"] += len(look.explained) + len(look.listed) + len(look.queues)
         if scrapes:
@@ -213,7 +221,8 @@ class Watch:
 
     def _report(self, invariant, waits):
         for wait in waits:
-            sentence = f"{wait.sentence} ({wait.seconds:.1f} s, at most {wait.limit_s:.0f} s)"
+            lately = self.disturbances.lately(self.facts.at)
+            sentence = f"{wait.sentence} ({wait.seconds:.1f} s, at most {wait.limit_s:.0f} s) [{lately}]"
             self.violations.append(Violation(invariant, sentence))
 
     def _check_processes(self):
