@@ -87,9 +87,11 @@ class AccountingMaintenance(LeaderLoop):
         await self.accounting.check_publishing()
         with contextlib.suppress(Unavailable):  # the leader repeats it
             await self.accounting.release_lost()
+        self.accounting.doubt_limits()  # this process may have died between PostgreSQL and Redis
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leadership.serve(life))
-            beside = [tasks.create_task(self._flush_loop()), tasks.create_task(self._release_lost_loop())]
+            loops = (self._flush_loop(), self._release_lost_loop(), self._doubted_limits_loop())
+            beside = [tasks.create_task(loop) for loop in loops]
             while not await self.all_seeded() and await life.pause(READY_POLL_INTERVAL_S):
                 pass
             life.ready()
@@ -120,6 +122,16 @@ class AccountingMaintenance(LeaderLoop):
                 accounting.server_left |= everywhere
                 accounting.suspected |= shows
                 accounting.releases_doubted.set()
+                await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
+
+    async def _doubted_limits_loop(self) -> None:
+        """Runs in every replica, as above."""
+        while True:
+            await self.accounting.limits_doubted.wait()
+            try:
+                await self.accounting.push_doubted_limits()
+            except Unavailable as error:
+                log.warning("limit_push_deferred", reason=error.sentence)
                 await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
     async def all_seeded(self) -> bool:

@@ -82,6 +82,10 @@ class AccountingService:
         """Another server may have died between the two: any show may be concerned."""
         self.suspected: set[ShowId] = set()
         """Shows whose count in Redis is to be compared with PostgreSQL."""
+        self.limits_doubted = asyncio.Event()
+        """Set when limits may have changed in PostgreSQL and not in Redis."""
+        self._doubted_limits: set[ShowId] | None = set()
+        """Shows of these limits; None: any."""
         self._suspected_shows = SuspectedShows()
         self._clock = clock or SystemClock()
         self.locked_shows = show_isolation.LockedShows(self._clock)
@@ -183,9 +187,43 @@ class AccountingService:
         return released
 
     def note_server_left(self) -> None:
-        """Another server may have died, perhaps between the end of frames in PostgreSQL and in Redis."""
+        """Another server may have died, perhaps between the end of frames, or a change of limits, in PostgreSQL and in
+        Redis."""
         self.server_left = True
         self.releases_doubted.set()
+        self.doubt_limits()
+
+    def doubt_limits(self, shows: Collection[ShowId] | None = None) -> None:
+        """Limits of these shows, or of any, may be in PostgreSQL and not in Redis: they are pushed again at once."""
+        if self.live is None:
+            return
+        known = self._doubted_limits
+        self._doubted_limits = None if shows is None or known is None else known.union(shows)
+        self.limits_doubted.set()
+
+    async def push_doubted_limits(self) -> None:
+        """Push limits that may not be in Redis. Raises `Unavailable` and keeps the doubt."""
+        self.limits_doubted.clear()
+        shows, self._doubted_limits = self._doubted_limits, set()
+        try:
+            managed = await self.managed_shows()
+            await show_isolation.for_each(
+                [show for show in managed if shows is None or show in shows], self._sync_limits
+            )
+        except BaseException:
+            self.doubt_limits(shows)
+            raise
+
+    async def _sync_limits(self, show: ShowId) -> int:
+        assert self.live is not None
+        try:
+            if not await self.live.sync_limits(show):
+                self._request_seeding(show)
+        except ScriptFailed as error:
+            log.warning("limit_push_failed", show=str(show), code=error.code, remedy="the accounting leader repeats it")
+            return 0
+        await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
+        return 1
 
     def limit_refused(self, show: ShowId) -> None:
         """A limit that frames share refused a booking: if this goes on, Redis may count too much."""
@@ -238,17 +276,25 @@ class AccountingService:
     async def change(self, work: Callable[[QuotaAdmin], Awaitable[QuotaChange]]) -> QuotaChange:
         """Run a change of limits and push it to Redis after the commit; seeds a show that becomes managed.
 
-        When Redis is unavailable the change stands, and the maintenance leader pushes it later.
+        When Redis is unavailable the change stands, and is pushed as soon as Redis is back.
         """
-        change = await work(self.admin)
+        try:
+            change = await work(self.admin)
+        except (PostgresUnavailable, asyncio.CancelledError):
+            self.doubt_limits()  # the change may have been committed
+            raise
         self._cache_managed(change)
         try:
             await self._push_change(change)
         except RedisUnavailable as away:
+            self._doubt_change(change)
             log.warning(
                 "limit_push_failed", kind=change.kind, why=away.sentence, remedy="pushed again when Redis is available"
             )
             return change
+        except BaseException:
+            self._doubt_change(change)
+            raise
         if self.live is not None and change.show is not None and change.show.managed:
             # Bookers that saw the commit but asked Redis before this push were refused: notify them to retry.
             with suppress(PostgresUnavailable):
@@ -262,10 +308,14 @@ class AccountingService:
             await self.live.push_change(show, raised=fence)
 
     async def push_limits(self, show: ShowId) -> None:
-        """Sync the limits in Redis with PostgreSQL; if Redis is unavailable, the maintenance leader does it later."""
+        """Sync the limits in Redis with PostgreSQL; if Redis is unavailable, as soon as it is back."""
         if self.live is not None and await self.is_managed(show):
-            with suppress(RedisUnavailable):
+            try:
                 await self.live.sync_limits(show)
+            except BaseException as error:
+                self.doubt_limits([show])
+                if not isinstance(error, RedisUnavailable):
+                    raise
 
     async def check_publishing(self) -> bool:
         """Whether releases of managed shows reach Redis from this process; logs a warning if they do not."""
@@ -296,6 +346,9 @@ class AccountingService:
     def _cache_managed(self, change: QuotaChange) -> None:
         if change.kind == "show" and isinstance(change.after, Show):
             self._managed[change.after.id] = change.after.managed
+
+    def _doubt_change(self, change: QuotaChange) -> None:
+        self.doubt_limits(None if change.show is None else [change.show.id])
 
     async def _push_change(self, change: QuotaChange) -> None:
         if self.live is None:

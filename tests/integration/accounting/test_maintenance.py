@@ -1,7 +1,7 @@
 """Accounting maintenance as a service: leadership, readiness, and automatic repairs."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from uuid import UUID
 
 import pytest
@@ -358,3 +358,40 @@ async def test_tables_of_unmanaged_shows_are_recalculated_and_of_managed_ones_mi
     assert (await tables(quota.show))[Level.SUBSCRIPTION, quota.pool].cores == 77777
     await quota.maintenance().recompute()
     assert (await tables(quota.show))[Level.SUBSCRIPTION, quota.pool].cores == 100
+
+
+async def raise_burst_without_a_push(quota, monkeypatch, burst, error):
+    """Raise the limit; the push to Redis ends with this error."""
+
+    async def push(*_args, **_more):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quota.accounting.live.limits, "push", push)
+        await quota.burst(burst)
+
+
+@pytest.mark.parametrize("error", [RedisUnavailable("gone", address="nowhere"), asyncio.CancelledError()], ids=repr)
+async def test_raised_limit_whose_push_failed_is_pushed_again_at_once(quota, monkeypatch, error):
+    async with running(quota.maintenance(limit_reseed_interval_seconds=NEVER_S)) as [service]:
+        await service.wait_for(ServiceState.READY)
+        await until(lambda: not quota.accounting.limits_doubted.is_set(), what="the push at the start")
+        with suppress(asyncio.CancelledError):
+            await raise_burst_without_a_push(quota, monkeypatch, 8, error)
+        await until(lambda: is_burst(quota, "8"), within_s=5, what="the raised limit in Redis")
+
+
+async def test_raised_limit_that_a_dead_server_did_not_push_is_pushed_when_it_left(quota):
+    async with running(quota.maintenance(limit_reseed_interval_seconds=NEVER_S)) as [service]:
+        await service.wait_for(ServiceState.READY)
+        await until(lambda: not quota.accounting.limits_doubted.is_set(), what="the push at the start")
+        dead = ShowQuota(AccountingService(quota.database, None))
+        dead.name = quota.name
+        await dead.burst(9)
+        assert await quota.count(field="burst") == "6"
+        quota.accounting.note_server_left()
+        await until(lambda: is_burst(quota, "9"), within_s=5, what="the raised limit in Redis")
+
+
+async def is_burst(quota, burst):
+    return await quota.count(field="burst") == burst

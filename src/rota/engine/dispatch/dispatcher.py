@@ -114,6 +114,7 @@ class Dispatcher:
         self._notified: set[str] = set()
         """Queues with known lanes that were notified since their lanes were read."""
         self._has_notified = asyncio.Event()
+        self._limits_changed = asyncio.Event()
         self._unread: set[str] = set()
         """Notified queues that are not known yet."""
         self._has_unread = asyncio.Event()
@@ -177,6 +178,7 @@ class Dispatcher:
                 for work in (
                     self._consume_queue_notifications(queued),
                     self._consume_limit_notifications(limits),
+                    self._refresh_after_limits(),
                     self._read_new_queues(),
                     self._check_lanes(),
                     self._poll(),
@@ -413,6 +415,13 @@ class Dispatcher:
 
     async def _consume_limit_notifications(self, limits: Notifications) -> None:
         async for _ in limits:
+            self._limits_changed.set()
+
+    async def _refresh_after_limits(self) -> None:
+        """Once for all changes that come meanwhile: many limits may change at once."""
+        while True:
+            await self._limits_changed.wait()
+            self._limits_changed.clear()
             await self._refresh(None)
             self.reset_backoffs()
 
