@@ -93,6 +93,14 @@ class ProcDeleteResult(msgspec.Struct, frozen=True):
         """The released tokens, for the release publisher."""
         return [*(BookingGroup(each.charge, NIL_UUID, each.tokens) for each in self.released), *self.swarms]
 
+    def tokens(self) -> list[int]:
+        return [token for group in self.batch for token in group.tokens]
+
+    def plus(self, other: ProcDeleteResult) -> ProcDeleteResult:
+        """The sum of two deletions in a show, each of which was published by itself."""
+        released, swarms = [*self.released, *other.released], [*self.swarms, *other.swarms]
+        return ProcDeleteResult(released, other.managed, other.fence, swarms)
+
     def by_pool(self) -> dict[PoolId, Usage]:
         """Released resources by pool."""
         usage: dict[PoolId, Usage] = {}

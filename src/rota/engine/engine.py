@@ -34,8 +34,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from uuid import UUID
 
+from rota.accounting.ledger import NIL_UUID
 from rota.engine.admission import controller
 from rota.engine.admission.approvals import Approver
 from rota.engine.admission.controller import AdmissionController, gate_for
@@ -233,17 +233,21 @@ class Engine:
         processor = BatchProcessor(handler, terminated, dead_letter_retry_s=nats.nak_delay)
         return BatchConsumer(self.bus, with_limits(spec, nats), processor, most=most)
 
-    def release_capacity(self, worker: UUID, result: CompletionResult) -> None:
+    def release_capacity(self, result: CompletionResult) -> None:
         """Frames ended: release their workers' capacity and their shows' quota here, and notify other replicas."""
-        self.registry.release_allocations(worker, result.freed)
+        for worker, tokens in result.freed.items():
+            self.registry.release_allocations(worker, tokens)
+        freed = list(result.freed.items())
         for show, deleted in result.released.items():
             by_pool = deleted.by_pool()
             self.dispatcher.frames_released(show, deleted.by_job(), by_pool)
             if len(self.members.live_replicas()) > 1:
+                (worker, tokens), *others = freed or [(NIL_UUID, [])]
                 released = [(pool, usage.cores, usage.gpus) for pool, usage in by_pool.items()]
                 self._releases.put_nowait(
-                    FramesReleased(worker, result.freed, show, deleted.frames, released, self.members.name)
+                    FramesReleased(worker, tokens, show, deleted.frames, released, self.members.name, others)
                 )
+                freed = []  # told once
 
     async def _exchange_releases(self, life: Lifecycle) -> None:
         """Broadcast capacity released here, and apply releases of other replicas."""
@@ -270,7 +274,8 @@ class Engine:
                 release = decode(FramesReleased, message.data)
                 if release.server == self.members.name:
                     continue
-                self.registry.release_allocations(release.worker, release.tokens)
+                for worker, tokens in [(release.worker, release.tokens), *release.others]:
+                    self.registry.release_allocations(worker, tokens)
                 by_pool = {PoolId(pool): Usage(cores, gpus) for pool, cores, gpus in release.by_pool}
                 self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames}, by_pool)
 

@@ -211,7 +211,7 @@ class CancelFrames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of a show ended on a worker and released their resources."""
+    """Frames of a show ended and released their resources; and workers whose capacity they, or others, released."""
 
     worker: UUID
     tokens: list[TokenRange]
@@ -221,6 +221,8 @@ class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
     """Cores, in hundredths, and GPUs that they released in each pool."""
     server: str = ""
     """The sender, which receives its own message as well."""
+    others: Sequence[tuple[UUID, list[TokenRange]]] = ()
+    """Further workers, and tokens of each."""
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):

@@ -469,7 +469,7 @@ async def _lose_workers(cluster):
         AttemptResult(row["token"], AttemptStatus.FAILED, code=WORKER_LOST)
         for row in await cluster.database.rows(TOKENS)
     ]
-    await cluster.replica.engine.finisher.finish_attempts(None, ends)
+    await cluster.replica.engine.finisher.finish_attempts({None: ends})
 
 
 def _leftover_processes():

@@ -117,7 +117,7 @@ async def test_server_refuses_artifacts_over_the_limit_that_a_worker_accepted(cl
     pointer = f"file:{'00' * 32}:90"
     artifacts = (Artifact("a", pointer=pointer), Artifact("b", data=b"x" * 11))
     await cluster.replica.engine.finisher.finish_attempts(
-        row["pk_host"], [AttemptResult(row["token"], AttemptStatus.SUCCEEDED, b"\x01", artifacts=artifacts)]
+        {row["pk_host"]: [AttemptResult(row["token"], AttemptStatus.SUCCEEDED, b"\x01", artifacts=artifacts)]}
     )
     assert await cluster.ended(job) == "FAILED"
     [end] = await cluster.jobs.frame_ends((await cluster.jobs.get(job)).layers[0].id)

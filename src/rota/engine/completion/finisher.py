@@ -18,7 +18,7 @@ frames of a locked one are left as they are (`CompletionResult.locked`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -57,7 +57,14 @@ from rota.model.policy.decision import PolicyBudgets, PolicyDecision
 from rota.model.protocol import Artifact, AttemptResult, AttemptStatus
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import SchedulerSettings
-from rota.model.token_ranges import TokenRange, count_tokens, expand_ranges, span_columns, to_ranges
+from rota.model.token_ranges import (
+    TokenRange,
+    count_tokens,
+    expand_ranges,
+    iterate_tokens,
+    span_columns,
+    to_ranges,
+)
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Claim, FrameFailure, Queue
 from rota.queue.failed import FailedFilter
@@ -80,10 +87,17 @@ FAILED_STATES: Final = ("FAILED", "TIMEOUT")
 _WORK = msgspec.msgpack.Decoder(Work)
 
 
+SucceededFrames = Mapping[UUID, Sequence[TokenRange]]
+"""By the worker that reports them."""
+EndsByWorker = Mapping[UUID | None, Sequence[AttemptResult]]
+"""By the worker that reports them; None: wherever they run (worker lost, or cancelled)."""
+
+
 class EndedAttempt(NamedTuple):
     """An attempt that is being ended, with its frame."""
 
     end: AttemptResult
+    worker: UUID
     show: ShowId
     job: JobId
     layer: LayerId
@@ -120,30 +134,36 @@ class Finisher:
         self._pace = pace = pace or SchedulerSettings()
         self._dispatch_pauses = DispatchBackoff(pace.backoff_base, pace.backoff_max, pace.backoff_jitter)
 
-    async def finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int = 0) -> CompletionResult:
-        """End frames of one worker that succeeded without output, except `locked` ones."""
+    async def finish_succeeded(self, runs: SucceededFrames, took_ms: int = 0) -> CompletionResult:
+        """End frames that succeeded without output, except `locked` ones."""
         if not self._locked_shows:
             with suppress(PostgresBusy):
-                return await self._finish_succeeded(worker, runs, took_ms)
+                return await self._finish_succeeded(runs, took_ms)
         took = iter([took_ms])  # counted once
+
+        async def finish(tokens: set[int]) -> CompletionResult:
+            held = {worker: to_ranges(tokens.intersection(iterate_tokens(ranges))) for worker, ranges in runs.items()}
+            return await self._finish_succeeded({worker: each for worker, each in held.items() if each}, next(took, 0))
+
         return await self._finish_by_show(
-            expand_ranges(sorted(runs)),
-            lambda tokens: self._finish_succeeded(worker, to_ranges(tokens), next(took, 0)),
+            [token for ranges in runs.values() for token in iterate_tokens(ranges)], finish
         )
 
-    async def finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
-        """End attempts that carry a result, except `locked` ones. `worker` None: wherever they run (worker lost, or
-        cancelled)."""
+    async def finish_attempts(self, ends: EndsByWorker) -> CompletionResult:
+        """End attempts that carry a result, except `locked` ones."""
         if not self._locked_shows:
             with suppress(PostgresBusy):
-                return await self._finish_attempts(worker, ends)
-        by_token = {end.token: end for end in ends}
-        return await self._finish_by_show(
-            list(by_token), lambda tokens: self._finish_attempts(worker, [by_token[token] for token in tokens])
-        )
+                return await self._finish_attempts(ends)
+
+        async def finish(tokens: set[int]) -> CompletionResult:
+            return await self._finish_attempts(
+                {worker: [end for end in each if end.token in tokens] for worker, each in ends.items()}
+            )
+
+        return await self._finish_by_show([end.token for each in ends.values() for end in each], finish)
 
     async def _finish_by_show(
-        self, tokens: Sequence[int], finish: Callable[[Sequence[int]], Awaitable[CompletionResult]]
+        self, tokens: Sequence[int], finish: Callable[[set[int]], Awaitable[CompletionResult]]
     ) -> CompletionResult:
         """One transaction per show, so that frames of other shows do not wait for those of a locked one."""
         total = CompletionResult()
@@ -157,23 +177,35 @@ class Finisher:
                 continue
             try:
                 with self._locked_shows.attempt(show):
-                    total.add(await finish(sorted(held)))
+                    total.add(await finish(set(held)))
             except PostgresBusy:
                 total.locked += held
         return total
 
-    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
+    async def _finish_succeeded(self, runs: SucceededFrames, took_ms: int) -> CompletionResult:
         failpoints.hit("finish.before_success")
-        with self._report_unknown_commit(lambda: expand_ranges(sorted(runs))):
-            result = await self._write_successes(worker, runs, took_ms)
+        with self._report_unknown_commit(
+            lambda: sorted({token for ranges in runs.values() for token in iterate_tokens(ranges)})
+        ):
+            result = await self._write_successes(runs, took_ms)
             failpoints.after_send("finish.success")
+        if result is None:
+            return await self._finish_each(runs, took_ms)
         await self._after_commit(result)
         return result
 
-    async def _finish_attempts(self, worker: UUID | None, ends: Sequence[AttemptResult]) -> CompletionResult:
-        with self._report_unknown_commit(lambda: [end.token for end in ends]):
+    async def _finish_each(self, runs: SucceededFrames, took_ms: int) -> CompletionResult:
+        """One transaction per worker: a false report of one does not affect the frames of others."""
+        total = CompletionResult()
+        for worker, ranges in runs.items():
+            total.add(await self.finish_succeeded({worker: ranges}, took_ms))
+            took_ms = 0
+        return total
+
+    async def _finish_attempts(self, ends: EndsByWorker) -> CompletionResult:
+        with self._report_unknown_commit(lambda: [end.token for each in ends.values() for end in each]):
             async with self.database.transaction(lock_s=LOCK_WAIT_S) as tx:
-                result = await self._write_ends(tx, worker, ends)
+                result = await self._write_ends(tx, ends)
                 failpoints.hit("finish.before_commit")
             failpoints.after_send("finish.ended")
         await self._after_commit(result)
@@ -216,42 +248,46 @@ class Finisher:
             with suppress(RotaError):  # the leader also does it shortly after
                 await self.canceller.finish_termination(job)
 
-    async def _write_successes(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> CompletionResult:
+    async def _write_successes(self, runs: SucceededFrames, took_ms: int) -> CompletionResult | None:
+        """None: a frame is late or another worker's, so nothing was done; never None for one worker."""
         result = CompletionResult()
-        remaining = list(runs)
-        for _ in range(2):
-            if not remaining:
-                return result
-            ranges = sorted(remaining)
-            ids, masks = masks_of(expand_ranges(ranges))
-            rows = await self.database.rows(SUCCEED, worker, ids, masks, *span_columns(ranges), took_ms)
-            if not rows or rows[0]["what"] != "not_held":
-                _read_success_rows(rows, result)
-                return result
-            booked = sorted(rows[0]["tokens"])
-            result.late += count_tokens(remaining) - len(booked)
-            remaining = to_ranges(booked)
+        rows = await self._succeed(runs, took_ms)
+        if not _is_done(rows):
+            if len(runs) > 1:
+                return None
+            [(worker, ranges)] = runs.items()
+            booked = to_ranges(rows[0]["tokens"])
+            result.late = count_tokens(ranges) - count_tokens(booked)
+            rows = await self._succeed({worker: booked}, took_ms) if booked else []
+        if _is_done(rows):
+            _read_success_rows(rows, result)
+            _free_by_worker(runs, result)
         return result
 
-    async def _write_ends(
-        self, tx: Transaction, worker: UUID | None, ends: Sequence[AttemptResult]
-    ) -> CompletionResult:
+    async def _succeed(self, runs: SucceededFrames, took_ms: int) -> list[Record]:
+        pieces = sorted((each, worker) for worker, ranges in runs.items() for each in ranges)
+        ranges = [each for each, _ in pieces]
+        ids, masks = masks_of(expand_ranges(ranges))
+        workers = [worker for _, worker in pieces]
+        return await self.database.rows(SUCCEED, workers, ids, masks, *span_columns(ranges), took_ms)
+
+    async def _write_ends(self, tx: Transaction, ends: EndsByWorker) -> CompletionResult:
         result = CompletionResult()
-        frames = await self._load_attempts(tx, worker, ends)
-        result.late += len(ends) - len(frames)
+        frames = await self._load_attempts(tx, ends)
+        result.late += sum(map(len, ends.values())) - len(frames)
         if not frames:
             return result
         outcomes = await self._decide_outcomes(tx, frames)
         frames = {token: _keep_output_of_success(frame, outcomes[token]) for token, frame in frames.items()}
         checked = CheckedFrames(frames, outcomes, {})
         if self.outputs is not None:
-            checked = await self.outputs.check(tx, worker, checked)
+            checked = await self.outputs.check(tx, checked)
         frames, outcomes = checked.frames, checked.endings
         late = await self._close_in_queue(tx, frames, outcomes)
         result.late += len(late)
         await self._delete_procs(tx, frames, result)
         accepted = {token: frame for token, frame in frames.items() if token not in late}
-        await self._store_ends(tx, worker, accepted, checked)
+        await self._store_ends(tx, accepted, checked)
         if self.outputs is not None:
             result.scans = await self.outputs.add_scans(tx, accepted, checked)
         await self._count_ends(tx, accepted, outcomes, result)
@@ -273,17 +309,21 @@ class Finisher:
             sync_check.count_quarantined(stored, "sync")
         return [DeadLetterNotice(Reason.OUTPUT_QUARANTINED.value, one.show, one.job, "output") for one in stored]
 
-    async def _load_attempts(
-        self, tx: Transaction, worker: UUID | None, ends: Sequence[AttemptResult]
-    ) -> dict[int, EndedAttempt]:
-        by_token = {end.token: end for end in ends}
-        booked = {row["token"]: row for row in await tx.rows(BOOKED_FRAMES, worker, list(by_token))}
+    async def _load_attempts(self, tx: Transaction, ends: EndsByWorker) -> dict[int, EndedAttempt]:
+        """Those of the attempts that are booked on the worker that they are reported by."""
+        reported = {(worker, end.token): end for worker, each in ends.items() for end in each}
+        rows = await tx.rows(BOOKED_FRAMES, None, list({token for _, token in reported}))
+        booked: dict[int, tuple[Record, AttemptResult]] = {}
+        for row in rows:
+            end = reported.get((row["pk_host"], row["token"])) or reported.get((None, row["token"]))
+            if end is not None:
+                booked[row["token"]] = (row, end)
         attempts = await self.queue.lookup_tokens(booked, on=tx)
         return {
             token: EndedAttempt(
-                by_token[token], row["pk_show"], row["pk_job"], row["pk_layer"], *attempts.get(token, (0, 1))
+                end, row["pk_host"], row["pk_show"], row["pk_job"], row["pk_layer"], *attempts.get(token, (0, 1))
             )
-            for token, row in booked.items()
+            for token, (row, end) in booked.items()
         }
 
     async def _decide_outcomes(self, tx: Transaction, frames: Mapping[int, EndedAttempt]) -> dict[int, AttemptOutcome]:
@@ -401,11 +441,9 @@ class Finisher:
             by_show[frame.show].append(token)
         for show in sorted(by_show):
             result.released[show] = await allocations.delete(tx, show, by_show[show])
-        result.freed = to_ranges(frames)
+        result.freed = _by_worker((frame.worker, token) for token, frame in frames.items())
 
-    async def _store_ends(
-        self, tx: Transaction, worker: UUID | None, frames: Mapping[int, EndedAttempt], checked: CheckedFrames
-    ) -> None:
+    async def _store_ends(self, tx: Transaction, frames: Mapping[int, EndedAttempt], checked: CheckedFrames) -> None:
         """Store outputs and failed attempts; a success without output stores nothing."""
         outcomes = checked.endings
         stored = [
@@ -428,7 +466,7 @@ class Finisher:
             [outcome.reason or None for _, outcome in stored],
             [frame.end.error.replace("\0", "") or None for frame, _ in stored],
             [min(frame.end.took_ms, 2**31 - 1) for frame, _ in stored],
-            worker,
+            [frame.worker for frame, _ in stored],
             artifact_lines,
             *sync_check.frame_end_columns(checked, [frame.end.token for frame, _ in stored]),
         )
@@ -475,6 +513,28 @@ async def _store_artifacts(tx: Transaction, by_frame: Sequence[tuple[Artifact, .
     ]
 
 
+def _is_done(rows: Sequence[Record]) -> bool:
+    """False: some of the frames are not booked where they were reported, and nothing was done."""
+    return not rows or rows[0]["what"] != "not_held"
+
+
+def _by_worker(tokens: Iterable[tuple[UUID, int]]) -> dict[UUID, list[TokenRange]]:
+    found: dict[UUID, list[int]] = defaultdict(list)
+    for worker, token in tokens:
+        found[worker].append(token)
+    return {worker: to_ranges(each) for worker, each in found.items()}
+
+
+def _free_by_worker(runs: SucceededFrames, result: CompletionResult) -> None:
+    """Each of the released tokens is booked on the worker that reported it."""
+    released = [token for deleted in result.released.values() for token in deleted.tokens()]
+    if len(runs) == 1:
+        result.freed = {worker: to_ranges(released) for worker in runs}
+        return
+    worker_of = {token: worker for worker, ranges in runs.items() for token in iterate_tokens(ranges)}
+    result.freed = _by_worker((worker_of[token], token) for token in released)
+
+
 def _read_success_rows(rows: Sequence[Record], result: CompletionResult) -> None:
     for row in rows:
         match row["what"]:
@@ -505,7 +565,6 @@ def _read_released(row: Record, result: CompletionResult, *, single: bool) -> No
     else:
         released = [*released, ReleasedTokens(Charge(alloc, folder, jobs[0], layers[0], dept, cores, gpus), tokens)]
     result.released[show] = ProcDeleteResult(released, row["managed"], row["fence"], swarms)
-    result.freed += to_ranges(tokens)
 
 
 def _budgets(layer: Record | None, decisions: Mapping[int, PolicyDecision]) -> PolicyBudgets:

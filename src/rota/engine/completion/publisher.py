@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -40,8 +41,8 @@ class CompletionResult(msgspec.Struct):
 
     released: dict[ShowId, ProcDeleteResult] = {}
     finished: list[JobEnd] = []
-    freed: list[TokenRange] = []
-    """Tokens whose procs were deleted."""
+    freed: dict[UUID, list[TokenRange]] = {}
+    """Tokens whose procs were deleted, by worker."""
     letters: list[DeadLetterNotice] = []
     failing: list[JobId] = []
     """Jobs to terminate because one of their frames failed (fail-fast)."""
@@ -54,13 +55,17 @@ class CompletionResult(msgspec.Struct):
     """When the transaction began."""
 
     def add(self, other: CompletionResult) -> None:
-        """Add the result of another transaction, with frames of other shows."""
-        self.released |= other.released
+        """Add the result of another transaction, with other frames."""
+        for show, deleted in other.released.items():
+            before = self.released.get(show)
+            self.released[show] = deleted if before is None else before.plus(deleted)
         self.finished += other.finished
-        self.freed += other.freed
+        for worker, tokens in other.freed.items():
+            self.freed[worker] = [*self.freed.get(worker, ()), *tokens]
         self.letters += other.letters
         self.failing += other.failing
         self.late += other.late
+        self.locked += other.locked
         self.scans = self.scans or other.scans
 
 

@@ -34,11 +34,11 @@ RETURNING j.pk_job, j.dispatch_failures
 -- Store the outputs of attempts, or why they failed.
 INSERT INTO rota.frame_end
   (pk_layer, frame, attempt, token, state, value, value_at, code, error, took_ms, pk_host, artifacts, output, checks)
-SELECT e.layer, e.frame, e.attempt, e.token, e.state, e.value, e.value_at, e.code, e.error, e.took_ms, $11::uuid,
+SELECT e.layer, e.frame, e.attempt, e.token, e.state, e.value, e.value_at, e.code, e.error, e.took_ms, e.host,
        CASE WHEN e.artifacts <> '' THEN string_to_array(e.artifacts, E'\n') END, e.output, e.checks
 FROM unnest($1::uuid[], $2::integer[], $3::smallint[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::text[],
-            $9::text[], $10::integer[], $12::text[], $13::text[], $14::jsonb[])
-  AS e (layer, frame, attempt, token, state, value, value_at, code, error, took_ms, artifacts, output, checks)
+            $9::text[], $10::integer[], $11::uuid[], $12::text[], $13::text[], $14::jsonb[])
+  AS e (layer, frame, attempt, token, state, value, value_at, code, error, took_ms, host, artifacts, output, checks)
 
 -- name: frame_failures
 -- How often each frame has failed before, and how often its worker was lost.
@@ -48,10 +48,10 @@ FROM unnest($1::uuid[], $2::integer[]) AS a (layer, frame)
 JOIN rota.frame_end e ON e.pk_layer = a.layer AND e.frame = a.frame WHERE e.state = 'RETRIED' GROUP BY 1, 2
 
 -- name: frames_succeed
--- End frames of worker $1 without output: claims and bitmaps, the same as token ranges, and the duration in ms.
+-- End frames without output: claims and bitmaps, the same as token ranges with a worker each, and the duration in ms.
 SELECT what, claim_id, refused, pk_show, managed, fence, pk_alloc, pk_folder, pk_dept, cores, gpus, jobs, layers, tokens,
        topic, state, workflow_id
-FROM rota.frames_succeed($1::uuid, $2::bigint[], $3::varbit[], $4::bigint[], $5::bigint[], $6::bigint)
+FROM rota.frames_succeed_each($1::uuid[], $2::bigint[], $3::varbit[], $4::bigint[], $5::bigint[], $6::bigint)
 
 -- name: job_end_as
 -- Mark job $1 as ending in state $2 for reason $3, unless it is already ending; no row if there is no such live job.

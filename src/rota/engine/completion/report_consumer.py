@@ -1,16 +1,16 @@
 """Worker reports: results of attempts from the stream, and started frames.
 
-Reports are handled in batches, one transaction per worker and kind. There is no deduplication table: a redelivered
-report finds its attempts ended and changes nothing (J3). It is acknowledged after the commit, so a report is lost only
-together with the whole stream; recovery then finds frames that their worker neither holds nor has reported. A report
-with frames of a locked show is redelivered; its other frames have ended.
+Reports are handled in batches, those of many workers in one transaction per kind. There is no deduplication table: a
+redelivered report finds its attempts ended and changes nothing (J3). It is acknowledged after the commit, so a report
+is lost only together with the whole stream; recovery then finds frames that their worker neither holds nor has
+reported. A report with frames of a locked show is redelivered; its other frames have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Final
 from uuid import UUID
@@ -47,8 +47,8 @@ REPORT_FRAMES = metrics.histogram(
     "rota_report_frames", "Frames ended by one transaction.", buckets=(1, 4, 16, 64, 256, 512, 1024, 2048, 4096)
 )
 
-OnCompletion = Callable[[UUID, CompletionResult], None]
-"""Called after the commit with the worker whose frames ended."""
+OnCompletion = Callable[[CompletionResult], None]
+"""Called after the commit."""
 
 
 class ReportConsumer:
@@ -59,7 +59,7 @@ class ReportConsumer:
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         done: dict[UUID, list[TokenRange]] = defaultdict(list)
         ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
-        took_ms: dict[UUID, int] = defaultdict(int)
+        took_ms = 0
         acknowledgements: list[Acknowledgement] = []
         reports: list[Report | None] = []
         for delivery in batch:
@@ -73,14 +73,11 @@ class ReportConsumer:
                 continue
             done[report.worker] += report.done
             ends[report.worker] += report.ends
-            took_ms[report.worker] += report.took_ms
+            took_ms += report.took_ms
             acknowledgements.append(None)
             reports.append(report)
-        locked: set[int] = set()
-        for worker, runs in done.items():
-            locked |= await self._finish_succeeded(worker, runs, took_ms[worker])
-        for worker, each in ends.items():
-            locked |= await self._finish_attempts(worker, each)
+        locked = await self._finish_succeeded(done, took_ms)
+        locked |= await self._finish_attempts(ends)
         failpoints.hit("results.after_commit_before_ack")
         if locked:
             acknowledgements = [
@@ -89,28 +86,48 @@ class ReportConsumer:
             ]
         return acknowledgements
 
-    async def _finish_succeeded(self, worker: UUID, runs: Sequence[TokenRange], took_ms: int) -> set[int]:
+    async def _finish_succeeded(self, done: Mapping[UUID, Sequence[TokenRange]], took_ms: int) -> set[int]:
         """Returns the tokens of locked shows, which have not ended."""
         locked: set[int] = set()
-        for part in split_ranges(runs, BATCH_MAX):
-            result = await self.finisher.finish_succeeded(worker, part, took_ms)
+        for part in _batches(done, BATCH_MAX):
+            result = await self.finisher.finish_succeeded(part, took_ms)
             took_ms = 0
             locked.update(result.locked)
-            self._after_commit(worker, result)
+            self._after_commit(result)
         return locked
 
-    async def _finish_attempts(self, worker: UUID, ends: Sequence[AttemptResult]) -> set[int]:
+    async def _finish_attempts(self, ends: Mapping[UUID, Sequence[AttemptResult]]) -> set[int]:
         """As `_finish_succeeded`."""
         locked: set[int] = set()
-        for at in range(0, len(ends), ENDS_MAX):
-            result = await self.finisher.finish_attempts(worker, ends[at : at + ENDS_MAX])
+        reported = ((worker, end) for worker, each in ends.items() for end in each)
+        while part := list(islice(reported, ENDS_MAX)):
+            by_worker: dict[UUID | None, list[AttemptResult]] = defaultdict(list)
+            for worker, end in part:
+                by_worker[worker].append(end)
+            result = await self.finisher.finish_attempts(by_worker)
             locked.update(result.locked)
-            self._after_commit(worker, result)
+            self._after_commit(result)
         return locked
 
-    def _after_commit(self, worker: UUID, result: CompletionResult) -> None:
-        REPORT_FRAMES.observe(count_tokens(result.freed))
-        self._on_completion(worker, result)
+    def _after_commit(self, result: CompletionResult) -> None:
+        REPORT_FRAMES.observe(sum(map(count_tokens, result.freed.values())))
+        self._on_completion(result)
+
+
+def _batches(done: Mapping[UUID, Sequence[TokenRange]], tokens_max: int) -> Iterator[dict[UUID, list[TokenRange]]]:
+    """The same ranges in batches of at most `tokens_max` tokens."""
+    batch: dict[UUID, list[TokenRange]] = defaultdict(list)
+    room = tokens_max
+    for worker, runs in done.items():
+        for part in split_ranges(runs, tokens_max):
+            frames = count_tokens(part)
+            if frames > room:
+                yield batch
+                batch, room = defaultdict(list), tokens_max
+            batch[worker] += part
+            room -= frames
+    if batch:
+        yield batch
 
 
 def _has_any(report: Report, tokens: set[int]) -> bool:

@@ -355,8 +355,8 @@ class Assigner:
         """Booked but not sent: counts as one failed dispatch."""
         REFUSALS.labels(AttemptCode.PUBLISH_FAILED).inc(len(tokens))
         ends = [AttemptResult(token, AttemptStatus.REFUSED, code=AttemptCode.PUBLISH_FAILED) for token in tokens]
-        result = await self.finisher.finish_attempts(worker, ends)
-        self.registry.release_allocations(worker, result.freed)
+        result = await self.finisher.finish_attempts({worker: ends})
+        self.registry.release_allocations(worker, result.freed.get(worker, ()))
         for show, deleted in result.released.items():
             self.pending_queues.capacity_released(show, deleted.frames, deleted.by_pool())
 

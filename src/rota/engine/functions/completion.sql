@@ -50,9 +50,9 @@ BEGIN
       timed_out   = l.timed_out   + CASE WHEN ending = 'TIMEOUT' THEN d.n ELSE 0 END,
       cancelled   = l.cancelled   + CASE WHEN ending = 'CANCELLED' THEN d.n ELSE 0 END,
       denied      = l.denied      + CASE WHEN ending = 'DENIED' THEN d.n ELSE 0 END,
-      took_ms     = l.took_ms + took
-    FROM (SELECT u.layer, sum(u.n)::integer AS n FROM unnest(layers, numbers) AS u (layer, n)
-          WHERE u.n > 0 GROUP BY 1 ORDER BY 1) AS d
+      took_ms     = l.took_ms + took * d.n / d.total
+    FROM (SELECT u.layer, sum(u.n)::integer AS n, (sum(sum(u.n)) OVER ())::bigint AS total
+          FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n > 0 GROUP BY 1 ORDER BY 1) AS d
     WHERE l.pk_layer = d.layer
     RETURNING l.pk_job,
       l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied = l.frames AS done
@@ -201,8 +201,8 @@ END $$;
 
 -- The success path: frames without a result, all of one worker. This one statement ends them completely. Frames of a
 -- locked show are ended later (`rota.accounting.show_isolation`): those of other shows must not wait for it.
-CREATE OR REPLACE FUNCTION rota.frames_succeed(
-  host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
+CREATE OR REPLACE FUNCTION rota.frames_succeed_each(
+  hosts uuid[], ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
 ) RETURNS SETOF rota.frame_told
 LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -220,13 +220,13 @@ DECLARE
 BEGIN
   SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
   SELECT count(*), array_agg(DISTINCT p.pk_show ORDER BY p.pk_show) INTO held, shows
-  FROM unnest(firsts, lasts) AS run (first, last)
-  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host;
+  FROM unnest(hosts, firsts, lasts) AS run (host, first, last)
+  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = run.host;
   IF held < asked THEN
     -- Late, duplicate or foreign: the caller handles the remaining tokens separately.
     told.what := 'not_held';
-    told.tokens := ARRAY(SELECT p.token FROM unnest(firsts, lasts) AS run (first, last)
-                         JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = host);
+    told.tokens := ARRAY(SELECT p.token FROM unnest(hosts, firsts, lasts) AS run (host, first, last)
+                         JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = run.host);
     RETURN NEXT told;
     RETURN;
   END IF;
@@ -270,5 +270,13 @@ BEGIN
     FROM unnest(finished) AS j GROUP BY j.pk_show, j.topic, j.state, j.workflow_id;
 END $$;
 
-COMMENT ON FUNCTION rota.frames_succeed IS
-  'Complete frames of one worker that returned no result: closures, procs, counts and jobs.';
+COMMENT ON FUNCTION rota.frames_succeed_each IS
+  'Complete frames that returned no result, ranges of tokens with a worker each: closures, procs, counts and jobs.';
+
+-- For servers of an older version.
+CREATE OR REPLACE FUNCTION rota.frames_succeed(
+  host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
+) RETURNS SETOF rota.frame_told
+LANGUAGE sql AS $$
+  SELECT * FROM rota.frames_succeed_each(array_fill(host, ARRAY[cardinality(firsts)]), ids, masks, firsts, lasts, took)
+$$;

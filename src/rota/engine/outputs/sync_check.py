@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -127,7 +126,7 @@ class SyncOutputChecker:
         self.due = asyncio.Event()
         """Set when this process has written a scan."""
 
-    async def check(self, tx: Transaction, worker: UUID | None, unchecked: CheckedFrames) -> CheckedFrames:
+    async def check(self, tx: Transaction, unchecked: CheckedFrames) -> CheckedFrames:
         checked = CheckedFrames(dict(unchecked.frames), dict(unchecked.endings), {})
         policy = self.policy()
         to_check = {
@@ -144,7 +143,7 @@ class SyncOutputChecker:
         for token, frame in to_check.items():
             layer_meta = layers.get(frame.layer)
             if layer_meta is not None:
-                self._check_frame(policy, checked, token, _output_meta(layer_meta, frame, worker), deadline_s)
+                self._check_frame(policy, checked, token, _output_meta(layer_meta, frame), deadline_s)
         took_s = time.perf_counter() - began_s
         topics = Counter(seen.meta.topic for seen in checked.seen.values())
         EVALUATIONS.labels("sync").inc(len(checked.seen))
@@ -379,7 +378,7 @@ def _layer_output_meta(row: Record) -> _LayerOutputMeta:
     return _LayerOutputMeta(meta, row["first_frame"], row["frame_step"])
 
 
-def _output_meta(layer_meta: _LayerOutputMeta, frame: EndedAttempt, worker: UUID | None) -> OutputMeta:
+def _output_meta(layer_meta: _LayerOutputMeta, frame: EndedAttempt) -> OutputMeta:
     end = frame.end
     files = tuple((each.name, len(each.data) or _pointer_size(each.pointer)) for each in end.artifacts)
     value = len(end.value or b"") + _pointer_size(end.pointer)
@@ -389,7 +388,7 @@ def _output_meta(layer_meta: _LayerOutputMeta, frame: EndedAttempt, worker: UUID
         layer_meta.meta,
         number=layer_meta.first + (frame.frame - layer_meta.first) * layer_meta.step,
         attempt=frame.attempt,
-        worker=str(worker or ""),
+        worker=str(frame.worker),
         took_ms=end.took_ms,
         bytes=value + sum(size for _, size in files),
         content_types=tuple(dict.fromkeys(types)),

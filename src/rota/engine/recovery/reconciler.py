@@ -121,7 +121,7 @@ class EngineReconciler(LeaderLoop):
         registry: WorkerRegistry,
         members: ClusterMembership,
         finisher: Finisher,
-        on_completion: Callable[[UUID, CompletionResult], None],
+        on_completion: Callable[[CompletionResult], None],
         limits: ReconcilerSettings,
     ) -> None:
         super().__init__(backends.leases, LEASE, kind="reconciler")
@@ -244,15 +244,15 @@ class EngineReconciler(LeaderLoop):
         rescued = 0
         for _ in range(self._limits.max_iterations_per_tick):
             rows = await self.database.rows(ORPHANED_PROCS, BATCH)
-            by_worker: dict[UUID, list[int]] = defaultdict(list)
+            by_worker: dict[UUID | None, list[AttemptResult]] = defaultdict(list)
             for row in rows:
-                by_worker[row["pk_host"]].append(row["token"])
-            for worker, tokens in by_worker.items():
-                ends = [
-                    AttemptResult(token, AttemptStatus.FAILED, code=WORKER_LOST, error="The worker stopped responding.")
-                    for token in tokens
-                ]
-                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
+                by_worker[row["pk_host"]].append(
+                    AttemptResult(
+                        row["token"], AttemptStatus.FAILED, code=WORKER_LOST, error="The worker stopped responding."
+                    )
+                )
+            if by_worker:
+                self._on_completion(await self.finisher.finish_attempts(by_worker))
             rescued += len(rows)
             if len(rows) < BATCH:
                 break
@@ -328,7 +328,7 @@ class EngineReconciler(LeaderLoop):
                 ends = [
                     AttemptResult(token, AttemptStatus.REFUSED, code=Reason.DISPATCH_TIMEOUT.value) for token in part
                 ]
-                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
+                self._on_completion(await self.finisher.finish_attempts({worker: ends}))
 
     async def _time_out(self, overdue: dict[UUID, list[int]]) -> None:
         for worker, tokens in overdue.items():
@@ -336,7 +336,7 @@ class EngineReconciler(LeaderLoop):
                 ends = [
                     AttemptResult(token, AttemptStatus.TIMEOUT, code=Reason.RUNNING_TIMEOUT.value) for token in part
                 ]
-                self._on_completion(worker, await self.finisher.finish_attempts(worker, ends))
+                self._on_completion(await self.finisher.finish_attempts({worker: ends}))
             await self.bus.publish_core(
                 CANCEL_SUBJECT, encode(CancelFrames(to_ranges(tokens), Reason.RUNNING_TIMEOUT.value))
             )

@@ -193,9 +193,9 @@ async def end(rig, job, statuses, **more):
     for row, status in zip(rows, statuses, strict=True):
         fields = more if status is AttemptStatus.FAILED else {}
         ended = await rig.dispatcher.finisher.finish_attempts(
-            row["pk_host"], [AttemptResult(row["token"], status, **fields)]
+            {row["pk_host"]: [AttemptResult(row["token"], status, **fields)]}
         )
-        rig.registry.release_allocations(row["pk_host"], ended.freed)
+        rig.registry.release_allocations(row["pk_host"], ended.freed[row["pk_host"]])
         for show, deleted in ended.released.items():
             rig.dispatcher.frames_released(show, deleted.by_job(), deleted.by_pool())
 

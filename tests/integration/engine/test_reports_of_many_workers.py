@@ -1,0 +1,100 @@
+"""Reports of many workers end in one transaction, and none of them can affect the frames of another worker."""
+
+from collections import defaultdict
+
+import pytest
+
+from rota.model.protocol import AttemptResult, AttemptStatus
+from rota.model.token_ranges import count_tokens, to_ranges
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm, hanging
+
+PROCS = sql("SELECT token, pk_host, pk_layer FROM rota.proc ORDER BY token")
+TOOK = sql("SELECT took_ms FROM rota.layer")
+VALUES = sql("SELECT value FROM rota.frame_end")
+STATEMENTS = "rota.frames_succeed_each"
+
+
+@pytest.fixture
+async def cluster(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+
+
+async def booked_on_three(cluster, *jobs):
+    """Jobs of six frames each that run on three workers; the tokens by worker."""
+    hanging("x")
+    for name in ("a", "b", "c"):
+        await cluster.worker(name, slots=8)
+    submitted = [await cluster.submit("hang", "x", frames=6, **job) for job in jobs or ({},)]
+    await cluster.running("x", 6 * len(submitted))
+    tokens = defaultdict(list)
+    for row in await cluster.database.rows(PROCS):
+        tokens[row["pk_host"]].append(row["token"])
+    assert len(tokens) == 3
+    return submitted, tokens
+
+
+async def test_frames_of_many_workers_end_in_one_call(cluster, monkeypatch):
+    [job], tokens = await booked_on_three(cluster)
+    database, calls = cluster.replica.engine.database, []
+
+    async def rows(statement, *args, real=database.rows, **more):
+        calls.append(statement.text)
+        return await real(statement, *args, **more)
+
+    monkeypatch.setattr(database, "rows", rows)
+    result = await cluster.replica.engine.finisher.finish_succeeded(
+        {worker: to_ranges(each) for worker, each in tokens.items()}
+    )
+    assert sum(STATEMENTS in text for text in calls) == 1
+    assert {worker: count_tokens(freed) for worker, freed in result.freed.items()} == {
+        worker: len(each) for worker, each in tokens.items()
+    }
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_false_report_of_one_worker_affects_no_frame_of_another(cluster):
+    [job], tokens = await booked_on_three(cluster)
+    first, second, third = tokens
+    engine = cluster.replica.engine
+    claimed = {
+        first: to_ranges(tokens[first]),
+        second: to_ranges([*tokens[second], *tokens[first], *tokens[third]]),
+        third: to_ranges(tokens[third][:1]),
+    }
+    result = await engine.finisher.finish_succeeded(claimed)
+    assert result.late == len(tokens[first]) + len(tokens[third])
+    left = [row["token"] for row in await cluster.database.rows(PROCS)]
+    assert left == tokens[third][1:]
+    assert {worker: count_tokens(freed) for worker, freed in result.freed.items()} == {
+        first: len(tokens[first]),
+        second: len(tokens[second]),
+        third: 1,
+    }
+    await engine.finisher.finish_succeeded({third: to_ranges(left)})
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_forged_value_of_another_worker_is_not_stored(cluster):
+    [job], tokens = await booked_on_three(cluster)
+    first, second, _ = tokens
+
+    def ends(found, value):
+        return [AttemptResult(token, AttemptStatus.SUCCEEDED, value) for token in found]
+
+    reported = {worker: ends(each, b"\x01") for worker, each in tokens.items()}
+    reported[second] = [*ends(tokens[first], b"\x02"), *reported[second]]
+    result = await cluster.replica.engine.finisher.finish_attempts(reported)
+    assert result.late == len(tokens[first])
+    assert await cluster.ended(job) == "SUCCEEDED"
+    assert [row["value"] for row in await cluster.database.rows(VALUES)] == [b"\x01"] * 6
+
+
+async def test_duration_of_a_report_is_divided_between_its_layers(cluster):
+    _, tokens = await booked_on_three(cluster, {}, {"priority": 3})
+    last = {row["pk_layer"]: row["token"] for row in await cluster.database.rows(PROCS)}.values()
+    most = {worker: to_ranges(set(each).difference(last)) for worker, each in tokens.items()}
+    await cluster.replica.engine.finisher.finish_succeeded(most, 9000)
+    assert [row["took_ms"] for row in await cluster.database.rows(TOOK)] == [4500, 4500]
