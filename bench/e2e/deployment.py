@@ -222,7 +222,7 @@ class Farm:
 
     async def ended(self, last: Sequence[UUID] = ()) -> None:
         """All that was submitted; `last` are the jobs to look at first."""
-        await _until(lambda: self._have_ended(last), RUN_TIMEOUT_S, f"the end of {self.submitted} frames", POLL_S)
+        await until(lambda: self._have_ended(last), RUN_TIMEOUT_S, f"the end of {self.submitted} frames", POLL_S)
 
     async def _have_ended(self, last: Sequence[UUID]) -> bool:
         self.polls += 1
@@ -252,7 +252,7 @@ async def farm(
         closing.push_async_callback(opened.close)
         server = await closing.enter_async_context(_process("server", ground, env, "server"))
         worker = await closing.enter_async_context(_process("worker", ground, env, *_worker_words(slots)))
-        await _until(lambda: _is_up(opened, server, worker), START_TIMEOUT_S, "the worker to be up")
+        await until(lambda: _is_up(opened, server, worker), START_TIMEOUT_S, "the worker to be up")
         looking = await asyncpg.connect(ground.postgres.url(database), server_settings=BY_INDEX)
         closing.push_async_callback(looking.close)
         running = Farm(ground, opened, looking, {"server": server.pid, "worker": worker.pid})
@@ -318,7 +318,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-async def _until(holds: Callable[[], Awaitable[bool]], within_s: float, what: str, every_s: float = 0.05) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], within_s: float, what: str, every_s: float = 0.05) -> None:
     deadline = time.monotonic() + within_s
     while not await holds():
         if time.monotonic() > deadline:

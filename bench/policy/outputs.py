@@ -64,7 +64,7 @@ async def _sync_ms(rounds: int) -> list[float]:
     took = []
     for _ in range(rounds):
         began_s = time.perf_counter()
-        await parts.check(tx, None, given)
+        await parts.check(tx, given)
         took.append((time.perf_counter() - began_s) * 1000)
     return took
 
@@ -88,10 +88,10 @@ def _rows_of(layer: UUID) -> Any:
 
 
 def _report() -> CheckedFrames:
-    show, job, layer = ShowId(uuid4()), JobId(uuid4()), LayerId(uuid4())
+    worker, show, job, layer = uuid4(), ShowId(uuid4()), JobId(uuid4()), LayerId(uuid4())
     value = msgspec.msgpack.encode({"took": 12, "text": TEXT})
     frames = {
-        at: EndedAttempt(AttemptResult(at, AttemptStatus.SUCCEEDED, value), show, job, layer, at, 1)
+        at: EndedAttempt(AttemptResult(at, AttemptStatus.SUCCEEDED, value), worker, show, job, layer, at, 1)
         for at in range(OUTPUTS)
     }
     return CheckedFrames(frames, dict.fromkeys(frames, AttemptOutcome("SUCCEEDED", "")), {})

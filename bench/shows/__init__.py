@@ -1,4 +1,4 @@
-"""Several busy shows against one, and many placement classes against one: the same no-op frames, divided.
+"""Several busy shows against one, many placement classes against one, and many workers against one.
 
     python -m bench shows [--quick]
 
@@ -10,6 +10,7 @@ and one worker, so that the ratios are of one run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -17,6 +18,8 @@ from bench.e2e import deployment
 from bench.e2e.deployment import PLENTY, POOL, Farm, Lap, farm
 from bench.e2e.setup import Ground, one_ground
 from bench.report import Figure, Report
+from bench.shows.ends import FRAMES as ENDED_FRAMES
+from bench.shows.ends import PREFIX, EndsBench, ends_bench
 from rota.accounting.service import AccountingService
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.jobs.submission import LayerSpec, Submission
@@ -31,6 +34,8 @@ RATIO_MIN: Final = 0.7
 CLASSES: Final = (1, 100, 1000)
 JOBS: Final = 1000
 DRAIN_RATIO_MAX: Final = 3.0
+WORKERS: Final = (1, 100, 1000)
+ENDS_RATIO_MIN: Final = 0.3
 
 
 def run(quick: bool) -> Report:
@@ -38,35 +43,83 @@ def run(quick: bool) -> Report:
 
 
 async def _measure(laps: int) -> Report:
-    rates: dict[int, list[float]] = {shows: [] for shows in SHOWS}
-    drains_s: dict[int, list[float]] = {classes: [] for classes in CLASSES}
+    report = Report()
     async with one_ground() as ground:
         await deployment.prepare(ground, DATABASE)
         await _create_shows(ground)
-        async with farm(ground, DATABASE, slots=SLOTS) as running:
-            await _lap(running, max(SHOWS))
-            for _ in range(laps):
-                for shows in SHOWS:
-                    rates[shows].append((await _lap(running, shows)).per_s)
-            for classes in CLASSES:
-                await _drain(running, classes)  # creates its queues
-            for _ in range(laps):
-                for classes in CLASSES:
-                    drains_s[classes].append((await _drain(running, classes)).seconds)
-    report = Report()
-    for shows, word in WORDS.items():
-        ratios = [rate / one for rate, one in zip(rates[shows], rates[1], strict=True)]
-        bar = RATIO_MIN if shows in (2, 50) else None
-        report.add(Figure(f"{word}_shows_vs_one", ratios, bar=bar, higher_is_better=True, note="frames a second"))
-    for classes in CLASSES[1:]:
-        slower = [drain_s / one_s for drain_s, one_s in zip(drains_s[classes], drains_s[1], strict=True)]
-        bar = DRAIN_RATIO_MAX if classes == JOBS else None
-        report.add(Figure(f"drain_{classes}_classes_vs_1", slower, bar=bar, higher_is_better=False, note="seconds"))
-    for classes in CLASSES:
-        report.add(Figure(f"drain_s_{classes}_classes", drains_s[classes], note=f"{JOBS} jobs of one frame"))
-    for shows in SHOWS:
-        report.add(Figure(f"frames_per_s_{shows}_shows", rates[shows], note=f"{SLOTS} slots, sizes of {SIZE} cores"))
+        async with farm(ground, DATABASE, slots=SLOTS, more={"ROTA_NATS_PREFIX": PREFIX}) as running:
+            shows = await _measure_shows(running, laps)
+            classes = await _measure_classes(running, laps)
+            async with ends_bench(ground, running) as bench:
+                ends = await _measure_ends(bench, laps)
+    for figure in (*shows, *classes, *ends):
+        report.add(figure)
     return report
+
+
+async def _measure_shows(running: Farm, laps: int) -> list[Figure]:
+    rates: dict[int, list[float]] = {shows: [] for shows in SHOWS}
+    await _lap(running, max(SHOWS))
+    for _ in range(laps):
+        for shows in SHOWS:
+            rates[shows].append((await _lap(running, shows)).per_s)
+    figures = [
+        Figure(
+            f"{word}_shows_vs_one",
+            _ratios(rates[shows], rates[1]),
+            bar=RATIO_MIN if shows in (2, 50) else None,
+            higher_is_better=True,
+            note="frames a second",
+        )
+        for shows, word in WORDS.items()
+    ]
+    note = f"{SLOTS} slots, sizes of {SIZE} cores"
+    return figures + [Figure(f"frames_per_s_{shows}_shows", rates[shows], note=note) for shows in SHOWS]
+
+
+async def _measure_classes(running: Farm, laps: int) -> list[Figure]:
+    drains_s: dict[int, list[float]] = {classes: [] for classes in CLASSES}
+    for classes in CLASSES:
+        await _drain(running, classes)  # creates its queues
+    for _ in range(laps):
+        for classes in CLASSES:
+            drains_s[classes].append((await _drain(running, classes)).seconds)
+    figures = [
+        Figure(
+            f"drain_{classes}_classes_vs_1",
+            _ratios(drains_s[classes], drains_s[1]),
+            bar=DRAIN_RATIO_MAX if classes == JOBS else None,
+            higher_is_better=False,
+            note="seconds",
+        )
+        for classes in CLASSES[1:]
+    ]
+    note = f"{JOBS} jobs of one frame"
+    return figures + [Figure(f"drain_s_{classes}_classes", drains_s[classes], note=note) for classes in CLASSES]
+
+
+async def _measure_ends(bench: EndsBench, laps: int) -> list[Figure]:
+    ends: dict[int, list[float]] = {workers: [] for workers in WORKERS}
+    await bench.lap(max(WORKERS))
+    for _ in range(laps):
+        for workers in WORKERS:
+            ends[workers].append(await bench.lap(workers))
+    figures = [
+        Figure(
+            f"ends_{workers}_workers_vs_1",
+            _ratios(ends[workers], ends[1]),
+            bar=ENDS_RATIO_MIN if workers == max(WORKERS) else None,
+            higher_is_better=True,
+            note="ends a second",
+        )
+        for workers in WORKERS[1:]
+    ]
+    note = f"{ENDED_FRAMES} frames"
+    return figures + [Figure(f"ends_per_s_{workers}_workers", ends[workers], note=note) for workers in WORKERS]
+
+
+def _ratios(found: Sequence[float], one: Sequence[float]) -> list[float]:
+    return [each / alone for each, alone in zip(found, one, strict=True)]
 
 
 async def _create_shows(ground: Ground) -> None:

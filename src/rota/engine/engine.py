@@ -87,6 +87,8 @@ from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.policy.factory import effective_fail_mode
 from rota.policy.output.checker import ContentChecker, OutputPolicySource
 
+REPORTS_MAX: Final = 256
+"""Reports that are handled together."""
 MAX_CONCURRENT_REPORT_BATCHES: Final = 2
 """While one batch of reports waits for its commit, the next is read and written."""
 
@@ -192,7 +194,7 @@ class Engine:
 
     def services(self) -> list[Service]:
         report_consumers = [
-            self._batch_consumer(report_consumer.CONSUMER_SPEC, self.results.handle, most=64)
+            self._batch_consumer(report_consumer.CONSUMER_SPEC, self.results.handle, most=REPORTS_MAX)
             for _ in range(MAX_CONCURRENT_REPORT_BATCHES)
         ]
         return [
