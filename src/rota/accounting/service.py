@@ -37,7 +37,7 @@ from rota.accounting.live.ledger import LiveLedger, outcomes_from_rows
 from rota.accounting.live.release_publisher import MISCONFIGURED, NullReleasePublisher, ReleasePublisher
 from rota.accounting.live.seeding import drop_show, seed
 from rota.accounting.resources import QuotaChange, Show
-from rota.accounting.suspected_shows import SuspectedShows
+from rota.accounting.suspected_shows import ROWLESS_S, SuspectedShows
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
@@ -228,8 +228,7 @@ class AccountingService:
     def limit_refused(self, show: ShowId) -> None:
         """A limit that frames share refused a booking: if this goes on, Redis may count too much."""
         if self.live is not None and self._suspected_shows.refused(show, self._clock.monotonic()):
-            self.suspected.add(show)
-            self.releases_doubted.set()
+            self._suspect(show)
 
     async def release_lost(self, only: Collection[ShowId] | None = None) -> int:
         """Release tokens in Redis whose frames ended in PostgreSQL, in these or all managed shows; returns how many.
@@ -243,10 +242,15 @@ class AccountingService:
 
         async def release(show: ShowId) -> int:
             started = self._clock.monotonic()
-            keys, lost = live.keys.show_keys(str(show)), 0
+            keys, lost, unbooked = live.keys.show_keys(str(show)), 0, set[int]()
             for numbers in live_reader.chunked(await live_reader.buckets(live.client, keys)):
                 held = await live_reader.held_tokens(live.client, keys, numbers)
                 tombstoned = await allocations.tombstoned(self.database, show, held) if held else set()
+                if only is not None and held:
+                    rowless = set(held) - tombstoned - await self._tokens_with_rows(show, held)
+                    unbooked |= rowless
+                    barred = self._suspected_shows.rowless_before(show, rowless, self._clock.monotonic())
+                    tombstoned |= await allocations.tombstone(self.database, show, barred) if barred else set()
                 try:
                     lost += await live.release_tombstoned(show, fences[show], tombstoned) if tombstoned else 0
                 except ScriptFailed as error:
@@ -255,6 +259,8 @@ class AccountingService:
             now = self._clock.monotonic()
             self._suspected_shows.compared(show, now - started, now)
             self.suspected.discard(show)
+            if self._suspected_shows.set_rowless(show, unbooked, now):
+                asyncio.get_running_loop().call_later(ROWLESS_S, self._suspect, show)
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
@@ -263,6 +269,13 @@ class AccountingService:
         managed = await self.managed_shows()
         fences = {show: fence for show, fence in managed.items() if only is None or show in only}
         return await show_isolation.for_each(fences, release)
+
+    async def _tokens_with_rows(self, show: ShowId, tokens: Collection[int]) -> set[int]:
+        return set(await allocations.tokens(self.database, show, min(tokens), max(tokens)))
+
+    def _suspect(self, show: ShowId) -> None:
+        self.suspected.add(show)
+        self.releases_doubted.set()
 
     async def is_managed(self, show: ShowId) -> bool:
         if self._clock.monotonic() - self._read_at_s > self._remember_s:

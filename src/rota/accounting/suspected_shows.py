@@ -8,6 +8,7 @@ rare: they never take more than a small part of the time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -24,6 +25,10 @@ PAUSE_PER_DURATION: Final = 50.0
 """A comparison is followed by a pause that is so many times as long."""
 
 
+ROWLESS_S: Final = 1.5
+"""A booking is in Redis for a moment before it has a row in PostgreSQL; after this time it counts as given up."""
+
+
 class _Suspicion(msgspec.Struct):
     due_s: float
     refused_s: float
@@ -32,6 +37,8 @@ class _Suspicion(msgspec.Struct):
 class SuspectedShows:
     def __init__(self) -> None:
         self._suspicions: dict[ShowId, _Suspicion] = {}
+        self._rowless: dict[ShowId, dict[int, float]] = {}
+        """Tokens that Redis alone counted at the last comparison, and since when."""
 
     def refused(self, show: ShowId, now_s: float) -> bool:
         """A limit that frames share refused a booking. Returns whether the show is to be compared now."""
@@ -48,3 +55,15 @@ class SuspectedShows:
     def compared(self, show: ShowId, took_s: float, now_s: float) -> None:
         if (suspicion := self._suspicions.get(show)) is not None:
             suspicion.due_s = max(suspicion.due_s, now_s + took_s * PAUSE_PER_DURATION)
+
+    def rowless_before(self, show: ShowId, tokens: Collection[int], now_s: float) -> list[int]:
+        """Those of these tokens without a row that had none `ROWLESS_S` ago either."""
+        since = self._rowless.get(show, {})
+        return sorted(token for token in tokens if now_s - since.get(token, now_s) >= ROWLESS_S)
+
+    def set_rowless(self, show: ShowId, tokens: Collection[int], now_s: float) -> bool:
+        """All tokens of a comparison that Redis alone counts. Returns whether some are new."""
+        before = self._rowless.pop(show, {})
+        if tokens:
+            self._rowless[show] = {token: before.get(token, now_s) for token in tokens}
+        return any(token not in before for token in tokens)

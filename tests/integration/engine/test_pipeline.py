@@ -5,6 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
+from rota.accounting import allocations
+from rota.accounting.ledger import DeclineReason
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Budget
 from rota.placement.route_store import RouteStore
@@ -419,3 +421,20 @@ async def test_frame_needing_more_gpus_than_any_worker_has_waits(cluster):
     await cluster.worker("big", gpus=2)
     assert await cluster.ended(job) == "SUCCEEDED"
     assert seen["gpu"][0] == ("x", "took", (0, 1))
+
+
+async def test_token_that_redis_alone_counts_is_released_while_the_show_is_refused(cluster, monkeypatch):
+    await cluster.worker(slots=50)
+    await cluster.accounting.change(lambda admin: admin.change_subscription("film", "local", burst=2, actor="test"))
+    insert, lost = allocations.insert, []
+
+    async def lose_all(database, show, fence, rows):
+        """As if the process were gone after Redis has booked."""
+        if len(lost) < 2:
+            lost.extend(token for group in rows for token in group.tokens)
+            return allocations.ProcInsertResult(refused=dict.fromkeys(lost, DeclineReason.DUPLICATE))
+        return await insert(database, show, fence, rows)
+
+    monkeypatch.setattr(allocations, "insert", lose_all)
+    assert await cluster.ended(await cluster.submit("noop", frames=2)) == "SUCCEEDED"
+    assert lost
