@@ -7,7 +7,7 @@ there are no row-by-row deletes and no work for vacuum. Invariants:
 - dropping a day loses no needed row: frame ends of jobs that are live, or ended on a later day, are carried over first,
   until a query finds none. None can be added after that, since a row is written on the day it ends;
 - caps leave the accounts after their job has ended and nothing of it is booked or counted; a retry finds them with the
-  job. Redis is updated after the commit; if we die in between, the next full copy of the limits does it;
+  job. Redis is updated after the commit; if we die in between, a server that learns of our death does it;
 - locks are held briefly: a lock not acquired within `LOCK_TIMEOUT_MS` is given up and the step retried.
 
 Each step is a transaction that begins with the leader's fence, so a paused leader that wakes up changes nothing. After
