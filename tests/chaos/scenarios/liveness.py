@@ -36,6 +36,10 @@ class Disturbance:
     def outage(self):
         return self.kind in OUTAGES
 
+    def last_death(self, until):
+        """When the last of its processes died, up to this time."""
+        return min(self.ended, until) if self.kind in ("roll", "storm") else self.began
+
     def overlaps(self, since, until):
         return self.began <= until and since <= self.ended + DEATH_LIMIT_S
 
@@ -64,8 +68,12 @@ class Disturbances:
         return any(each.outage and each.began <= until and since <= each.ended for each in self.all)
 
     def limit_s(self, since, until):
-        near = any(each.overlaps(since, until) for each in self.all)
-        return (DEATH_LIMIT_S if near else CALM_LIMIT_S) * self.slowdown()
+        """How long something may wait: a moment, or the time allowed after the last death."""
+        near = [each for each in self.all if each.overlaps(since, until)]
+        if not near:
+            return CALM_LIMIT_S * self.slowdown()
+        last_death = max((each.last_death(until) for each in near if each.kind in DEATHS), default=since)
+        return DEATH_LIMIT_S * self.slowdown() + max(0.0, last_death - since)
 
     def lately(self, now):
         """Those of the last moments, for a report."""

@@ -229,6 +229,9 @@ def test_lie_counts_only_if_it_lasts_and_longer_after_a_death():
     disturbances.begin("kill", "server0", 10.0).ended = 10.5
     assert [*lasting.update({"b": "lie"}, 11.0), *lasting.update({"b": "lie"}, 15.0)] == []
     assert [wait.limit_s for wait in lasting.update({"b": "lie"}, 16.5)] == [DEATH_LIMIT_S]
+    disturbances.begin("storm", "servers", 16.0).ended = 18.0
+    assert disturbances.limit_s(15.0, 17.5) == DEATH_LIMIT_S + 2.5, "counted from the last death"
+    assert disturbances.limit_s(15.0, 22.0) == DEATH_LIMIT_S + 3.0
     disturbances.begin("lock", "job", 20.0).ended = 40.0
     assert [*lasting.update({"c": "lie"}, 19.0), *lasting.update({"c": "lie"}, 41.0)] == [], "nothing was expected"
 
