@@ -1,9 +1,13 @@
-"""Reads what waits into `PendingQueues`, from PostgreSQL: counts, ages, requirements and shares."""
+"""Reads what waits into `PendingQueues`, from PostgreSQL: counts, ages, requirements and shares.
+
+Counts are read each second, for all queues in one statement. To read the age of a lane costs more, so it is read when
+the counts of the lane have changed; a lane that just waits costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -12,12 +16,24 @@ from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import DeptId, FolderId, ShowId
 from rota.placement import PlacementRequirements
-from rota.queue import Queue
+from rota.queue import ClaimableLane, Queue
 
 CLASSES = query(__package__, "queue_classes")
 SHARES = query(__package__, "shares")
 
 POLL_INTERVAL_S: Final = 1.0
+HEADS_MAX_AGE_S: Final = 60.0
+"""If as many frames came as were claimed, the counts are the same, and the age is read again after this."""
+
+
+class _LaneHead(NamedTuple):
+    """The next frame of a lane."""
+
+    waiting: int
+    parked: int
+    """The counts of the lane when its head was read."""
+    since_s: float
+    read_at_s: float
 
 
 class PendingReader:
@@ -27,6 +43,7 @@ class PendingReader:
         self.queue = queue
         self._clock = clock
         self._keys: dict[str, QueueKey] = {}
+        self._heads: dict[int, _LaneHead] = {}
         self._shares_at = float("-inf")
 
     async def refresh(self, queues: Collection[str] | None = None) -> None:
@@ -37,8 +54,30 @@ class PendingReader:
         if unknown:
             for row in await self.database.rows(CLASSES, unknown):
                 self._keys[row["queue"]] = queue_key_from_row(row)
-        ages = await self.queue.head_ages_s([candidate.lane for candidate in found]) if found else {}
+        ages = await self._ages_s(found)
+        if queues is None:
+            self._heads = {lane: self._heads[lane] for lane in ages}
         self.pending_queues.set_counts(found, self._keys, ages, arrivals, queues)
+
+    async def _ages_s(self, found: Sequence[ClaimableLane]) -> dict[int, float]:
+        """Waiting time of the next frame of each lane."""
+        now = self._clock.monotonic()
+        changed = [each for each in found if not self._is_read(each, now)]
+        ages = await self.queue.head_ages_s([each.lane for each in changed]) if changed else {}
+        now = self._clock.monotonic()
+        for each in changed:
+            self._heads.pop(each.lane, None)
+            if (age_s := ages.get(each.lane)) is not None:
+                self._heads[each.lane] = _LaneHead(each.waiting, each.parked, now - age_s, now)
+        return {each.lane: now - head.since_s for each in found if (head := self._heads.get(each.lane)) is not None}
+
+    def _is_read(self, lane: ClaimableLane, now: float) -> bool:
+        head = self._heads.get(lane.lane)
+        return (
+            head is not None
+            and (head.waiting, head.parked) == (lane.waiting, lane.parked)
+            and now - head.read_at_s < HEADS_MAX_AGE_S
+        )
 
     async def refresh_shares(self) -> None:
         """Read the shares if several shows wait and what was read is old."""

@@ -1,0 +1,59 @@
+"""Ages of queues are read when something has changed in them."""
+
+import pytest
+
+from tests.support.queue import sql
+from tests.support.replica_and_worker import Farm
+
+MAKE_OLDER = sql("UPDATE rota.ready_entries SET enqueued_at = enqueued_at - interval '1 hour'")
+
+
+@pytest.fixture
+async def farm(database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show()
+        yield farm
+
+
+@pytest.fixture
+def lanes_read(farm, monkeypatch):
+    """How many lanes were read, by call."""
+    queue, calls = farm.replica.engine.dispatcher.reader.queue, []
+
+    async def head_ages_s(lanes, real=queue.head_ages_s):
+        calls.append(len(lanes))
+        return await real(lanes)
+
+    monkeypatch.setattr(queue, "head_ages_s", head_ages_s)
+    return calls
+
+
+async def refresh(farm, lanes_read):
+    """The ages after a refresh, and how many lanes were read for it."""
+    dispatcher, before = farm.replica.engine.dispatcher, sum(lanes_read)
+    await dispatcher.reader.refresh(None)
+    now = dispatcher.clock.monotonic()
+    return {
+        at: now - pending.since_s for at, pending in dispatcher.pending_queues.entries.items() if pending.waiting
+    }, sum(lanes_read) - before
+
+
+async def test_age_of_a_queue_is_read_when_its_counts_have_changed(farm, lanes_read, monkeypatch):
+    reader = farm.replica.engine.dispatcher.reader
+    for priority in range(1, 6):
+        await farm.submit("noop", priority=priority)
+    await refresh(farm, lanes_read)
+    ages, read = await refresh(farm, lanes_read)
+    assert (len(ages), read) == (5, 0)
+    await farm.database.run(MAKE_OLDER)
+    await farm.submit("noop", priority=3)
+    ages, read = await refresh(farm, lanes_read)
+    assert read <= 1, "the refresh after the notification may have read it"
+    assert sum(age_s > 3000 for age_s in ages.values()) == 1
+    monkeypatch.setattr("rota.engine.dispatch.pending_reader.HEADS_MAX_AGE_S", 0.0)
+    ages, read = await refresh(farm, lanes_read)
+    assert read >= 5
+    assert min(ages.values()) > 3000
+    await farm.replica.engine.canceller.cancel(await farm.submit("noop", priority=8), actor="test")
+    await refresh(farm, lanes_read)
+    assert len(reader._heads) == 5, "lanes without frames are forgotten"
