@@ -20,6 +20,7 @@ from bench.e2e.setup import Ground, one_ground
 from bench.report import Figure, Report
 from bench.shows.ends import FRAMES as ENDED_FRAMES
 from bench.shows.ends import PREFIX, EndsBench, ends_bench
+from bench.shows.idle import idle_cores
 from rota.accounting.service import AccountingService
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.jobs.submission import LayerSpec, Submission
@@ -36,6 +37,8 @@ JOBS: Final = 1000
 DRAIN_RATIO_MAX: Final = 3.0
 WORKERS: Final = (1, 100, 1000)
 ENDS_RATIO_MIN: Final = 0.3
+IDLE_QUEUES: Final = (0, 3000)
+IDLE_CORES_MAX: Final = 0.02
 
 
 def run(quick: bool) -> Report:
@@ -52,7 +55,8 @@ async def _measure(laps: int) -> Report:
             classes = await _measure_classes(running, laps)
             async with ends_bench(ground, running) as bench:
                 ends = await _measure_ends(bench, laps)
-    for figure in (*shows, *classes, *ends):
+        idle = [await _measure_idle(ground, queues) for queues in IDLE_QUEUES]
+    for figure in (*shows, *classes, *ends, *idle):
         report.add(figure)
     return report
 
@@ -116,6 +120,14 @@ async def _measure_ends(bench: EndsBench, laps: int) -> list[Figure]:
     ]
     note = f"{ENDED_FRAMES} frames"
     return figures + [Figure(f"ends_per_s_{workers}_workers", ends[workers], note=note) for workers in WORKERS]
+
+
+async def _measure_idle(ground: Ground, queues: int) -> Figure:
+    bar = IDLE_CORES_MAX if queues else None
+    note = "cores of the server and PostgreSQL"
+    return Figure(
+        f"idle_cpu_{queues}_queues", [await idle_cores(ground, queues)], bar=bar, higher_is_better=False, note=note
+    )
 
 
 def _ratios(found: Sequence[float], one: Sequence[float]) -> list[float]:
