@@ -159,21 +159,24 @@ BEGIN
     SELECT g.pk_show, count(DISTINCT g.pk_job) FROM (TABLE gone UNION ALL TABLE gone_layers) AS g GROUP BY 1;
 END $$;
 
--- Analyses tables that have grown, so that statements are planned again. Those of the queue's ring have fixed plans.
-CREATE OR REPLACE FUNCTION rota.tables_analyze(growth integer, rows_min integer) RETURNS SETOF text
+-- Tables that have grown to several times the size of their statistics. Those of the queue's ring have fixed plans.
+-- Sessions report rows with a delay; pages are known at once, but do not tell how many of them are free.
+CREATE OR REPLACE FUNCTION rota.tables_grown(growth integer, rows_min integer) RETURNS SETOF text
+LANGUAGE sql AS $$
+  SELECT c.oid::regclass::text FROM pg_class c
+  WHERE c.relnamespace = 'rota'::regnamespace AND c.relkind = 'r'
+    AND c.relname !~ '^(ready_entries|queue_claims|queue_closures)_'
+    AND (pg_stat_get_live_tuples(c.oid) > growth * greatest(c.reltuples, 0) + rows_min
+         OR pg_relation_size(c.oid) / 8192 > growth * c.relpages + rows_min / 40)
+$$;
+
+-- Renews the statistics of a table, unless it is locked or was dropped meanwhile.
+CREATE OR REPLACE FUNCTION rota.table_analyze(name text) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-  name text;
 BEGIN
-  FOR name IN
-    SELECT c.oid::regclass::text FROM pg_class c
-    WHERE c.relnamespace = 'rota'::regnamespace AND c.relkind = 'r'
-      AND c.relname !~ '^(ready_entries|queue_claims|queue_closures)_'
-      -- Sessions report rows with a delay; pages are known at once, but do not tell how many of them are free.
-      AND (pg_stat_get_live_tuples(c.oid) > growth * greatest(c.reltuples, 0) + rows_min
-           OR pg_relation_size(c.oid) / 8192 > growth * c.relpages + rows_min / 40)
-  LOOP
-    EXECUTE format('ANALYZE (SKIP_LOCKED) %s', name);
-    RETURN NEXT name;
-  END LOOP;
+  IF to_regclass(name) IS NOT NULL THEN
+    EXECUTE format('ANALYZE (SKIP_LOCKED) %s', to_regclass(name));
+  END IF;
+EXCEPTION WHEN undefined_table THEN
+  NULL;
 END $$;

@@ -53,9 +53,13 @@ SELECT h AS pk_host, w.state FROM unnest($1::uuid[]) AS h LEFT JOIN rota.worker 
 -- Workers that have neither signed off nor been declared lost, and the interval of their heartbeats.
 SELECT pk_host, str_name, pool, heartbeat_s, extract(epoch FROM clock_timestamp() - ts_up)::float8 AS age_s FROM rota.worker WHERE state = 'up'
 
--- name: tables_analyze
--- Analyse tables with more than $1 times the rows of their statistics, and $2 more; returns their names.
-SELECT name FROM rota.tables_analyze($1::integer, $2::integer) AS name
+-- name: table_analyze
+-- Renew the statistics of table $1.
+SELECT rota.table_analyze($1::text)
+
+-- name: tables_grown
+-- Tables with more than $1 times the rows of their statistics, and $2 more.
+SELECT name FROM rota.tables_grown($1::integer, $2::integer) AS name
 
 -- name: upkeep_caps
 -- Delete the caps of $1 jobs that have ended; number of jobs by show.

@@ -18,7 +18,8 @@ import structlog
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres import Database, query
 
-ANALYZE = query(__package__, "tables_analyze")
+GROWN = query(__package__, "tables_grown")
+ANALYZE = query(__package__, "table_analyze")
 
 log = structlog.get_logger(__name__)
 
@@ -28,12 +29,15 @@ GROWTH: Final = 4
 """Analysed when a table has this many times the rows of its statistics,"""
 ROWS_MIN: Final = 1000
 """and this many more: reading fewer costs little."""
+RETRY_INTERVAL_S: Final = 60.0
+"""For a table that is locked, or that this role may not analyse."""
 
 
 class TableStatistics(LeaderLoop):
     def __init__(self, database: Database, leases: Leases) -> None:
         super().__init__(leases, LEASE, kind="statistics")
         self.database = database
+        self._failed_at: dict[str, float] = {}
 
     def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
         return [LeaderStep("analyze_grown", INTERVAL_S, self.analyze_grown)]
@@ -43,7 +47,15 @@ class TableStatistics(LeaderLoop):
 
     async def analyze_grown(self) -> list[str]:
         """Analyse tables that have grown; returns their names. No fence: another leader may do it at the same time."""
-        grown = [row["name"] for row in await self.database.rows(ANALYZE, GROWTH, ROWS_MIN)]
+        now = self.leases.clock.monotonic()
+        self._failed_at = {name: at for name, at in self._failed_at.items() if now - at < RETRY_INTERVAL_S}
+        grown = [name for name in await self._grown() if name not in self._failed_at]
+        for name in grown:
+            await self.database.run(ANALYZE, name)
         if grown:
-            log.info("tables_analyzed", tables=grown)
+            self._failed_at |= dict.fromkeys(set(grown).intersection(await self._grown()), now)
+            log.info("tables_analyzed", tables=grown, failed=[name for name in grown if name in self._failed_at])
         return grown
+
+    async def _grown(self) -> list[str]:
+        return [row["name"] for row in await self.database.rows(GROWN, GROWTH, ROWS_MIN)]
