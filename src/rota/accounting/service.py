@@ -37,7 +37,7 @@ from rota.accounting.live.ledger import LiveLedger, outcomes_from_rows
 from rota.accounting.live.release_publisher import MISCONFIGURED, NullReleasePublisher, ReleasePublisher
 from rota.accounting.live.seeding import drop_show, seed
 from rota.accounting.resources import QuotaChange, Show
-from rota.accounting.suspected_shows import ROWLESS_S, SuspectedShows
+from rota.accounting.suspected_shows import SuspectedShows
 from rota.accounting.transactional import TransactionalLedger
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, query
@@ -259,8 +259,9 @@ class AccountingService:
             now = self._clock.monotonic()
             self._suspected_shows.compared(show, now - started, now)
             self.suspected.discard(show)
-            if self._suspected_shows.set_rowless(show, unbooked, now):
-                asyncio.get_running_loop().call_later(ROWLESS_S, self._suspect, show)
+            again_s = self._suspected_shows.set_rowless(show, unbooked, now - started, now)
+            if again_s is not None:
+                asyncio.get_running_loop().call_later(again_s, self._suspect_again, show)
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
                 await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
@@ -272,6 +273,10 @@ class AccountingService:
 
     async def _tokens_with_rows(self, show: ShowId, tokens: Collection[int]) -> set[int]:
         return set(await allocations.tokens(self.database, show, min(tokens), max(tokens)))
+
+    def _suspect_again(self, show: ShowId) -> None:
+        if self._suspected_shows.is_refused(show, self._clock.monotonic()):
+            self._suspect(show)
 
     def _suspect(self, show: ShowId) -> None:
         self.suspected.add(show)

@@ -52,6 +52,10 @@ class SuspectedShows:
         suspicion.due_s = now_s + INTERVAL_S
         return True
 
+    def is_refused(self, show: ShowId, now_s: float) -> bool:
+        suspicion = self._suspicions.get(show)
+        return suspicion is not None and now_s - suspicion.refused_s <= FORGET_S
+
     def compared(self, show: ShowId, took_s: float, now_s: float) -> None:
         if (suspicion := self._suspicions.get(show)) is not None:
             suspicion.due_s = max(suspicion.due_s, now_s + took_s * PAUSE_PER_DURATION)
@@ -61,9 +65,11 @@ class SuspectedShows:
         since = self._rowless.get(show, {})
         return sorted(token for token in tokens if now_s - since.get(token, now_s) >= ROWLESS_S)
 
-    def set_rowless(self, show: ShowId, tokens: Collection[int], now_s: float) -> bool:
-        """All tokens of a comparison that Redis alone counts. Returns whether some are new."""
+    def set_rowless(self, show: ShowId, tokens: Collection[int], took_s: float, now_s: float) -> float | None:
+        """All tokens that Redis alone counts, by a comparison that took this long. Returns when to compare again: in so
+        many seconds, or None if none of them is new."""
         before = self._rowless.pop(show, {})
         if tokens:
             self._rowless[show] = {token: before.get(token, now_s) for token in tokens}
-        return any(token not in before for token in tokens)
+        new = any(token not in before for token in tokens)
+        return max(ROWLESS_S, took_s * PAUSE_PER_DURATION) if new else None
