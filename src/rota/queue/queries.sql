@@ -114,6 +114,11 @@ SELECT lane_id, queue, priority, waiting, parked FROM rota.queue_candidates($1::
 SELECT request, lane_id, claim_id, n, first_seq, skipped, sizes, jobs, layers, frames, attempts, payloads
 FROM rota.queue_claim_each($1::int[], $2::int[], $3::int[], $4::bigint)
 
+-- name: claims_lock
+-- Lock these claims in order, before ends of several kinds are written in one transaction.
+SELECT pg_advisory_xact_lock(1903519027, key) FROM (
+  SELECT DISTINCT (id & 2147483647)::integer AS key FROM unnest($1::bigint[]) AS id ORDER BY key) AS sorted
+
 -- name: complete
 -- Complete claimed positions; a row per claim with refused ones.
 SELECT claim_id, refused FROM rota.insert_done_rows_tx($1::bigint[], $2::varbit[])

@@ -55,6 +55,7 @@ WAKE = query(__package__, "wake")
 OWNER_ADD = query(__package__, "owner_add")
 OPEN_CLAIMS = query(__package__, "owner_claims")
 LOOKUP_TOKENS = query(__package__, "look")
+LOCK_CLAIMS = query(__package__, "claims_lock")
 REBUILD = query(__package__, "rebuild")
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -171,6 +172,12 @@ class Queue:
         checked = token_masks.check_tokens(tokens)
         rows = await (on or self.database).rows(LOOKUP_TOKENS, *token_masks.masks_of(checked)) if checked else []
         return {row["token"]: (row["frame"], row["attempt"]) for row in rows}
+
+    async def lock_claims(self, tokens: Iterable[int], *, on: Transaction) -> None:
+        """Call it before several of the following methods in one transaction: each locks the claims of its tokens, and
+        two transactions must not do so in different orders."""
+        ids, _ = token_masks.masks_of(token_masks.check_tokens(tokens))
+        await on.run(LOCK_CLAIMS, ids)
 
     async def complete(self, tokens: Iterable[int], *, on: Transaction | None = None) -> EndResult:
         failpoints.hit("queue.before_complete")

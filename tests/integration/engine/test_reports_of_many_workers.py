@@ -1,9 +1,11 @@
 """Reports of many workers end in one transaction, and none of them can affect the frames of another worker."""
 
 from collections import defaultdict
+from uuid import uuid4
 
 import pytest
 
+from rota.engine.completion.report_consumer import _by_duration
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.token_ranges import count_tokens, to_ranges
 from tests.support.queue import sql
@@ -90,6 +92,54 @@ async def test_forged_value_of_another_worker_is_not_stored(cluster):
     assert result.late == len(tokens[first])
     assert await cluster.ended(job) == "SUCCEEDED"
     assert [row["value"] for row in await cluster.database.rows(VALUES)] == [b"\x01"] * 6
+
+
+async def test_frames_that_end_between_two_tries_do_not_keep_the_others_from_ending(cluster, monkeypatch):
+    [job], tokens = await booked_on_three(cluster)
+    finisher = cluster.replica.engine.finisher
+    worker, mine = next((worker, each) for worker, each in tokens.items() if len(each) > 1)
+    others = {each: to_ranges(found) for each, found in tokens.items() if each != worker}
+    tries, succeed = [], finisher._succeed
+
+    async def end_one_first(runs, took_ms):
+        tries.append(runs)
+        if len(tries) == 2:
+            await succeed({worker: to_ranges(mine[:1])}, 0)
+        return await succeed(runs, took_ms)
+
+    monkeypatch.setattr(finisher, "_succeed", end_one_first)
+    result = await finisher.finish_succeeded({worker: [*to_ranges(mine), (2**50, 1)]})
+    monkeypatch.undo()
+    assert (len(tries), result.late) == (3, 2)
+    await finisher.finish_succeeded(others)
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_ends_of_several_kinds_lock_their_claims_in_one_order(cluster, monkeypatch):
+    _, tokens = await booked_on_three(cluster)
+    queue, calls = cluster.replica.engine.queue, []
+
+    def recorded(name, real):
+        async def record(*given, **more):
+            calls.append((name, sorted(given[0]) if name == "lock_claims" else None))
+            return await real(*given, **more)
+
+        monkeypatch.setattr(queue, name, record)
+
+    for name in ("lock_claims", "complete", "fail"):
+        recorded(name, getattr(queue, name))
+    kinds = (AttemptStatus.SUCCEEDED, AttemptStatus.FAILED)
+    ends = {worker: [AttemptResult(each[0], kind)] for kind, (worker, each) in zip(kinds, tokens.items(), strict=False)}
+    await cluster.replica.engine.finisher.finish_attempts(ends)
+    assert calls[0] == ("lock_claims", sorted(each[0].token for each in ends.values()))
+    assert len(calls) == 3
+
+
+def test_durations_are_divided_between_frames_that_took_about_as_long():
+    short, long, forged = uuid4(), uuid4(), uuid4()
+    done = {short: [(0, 4)], long: [(10, 2)], forged: []}
+    took_ms = {short: 40, long: 7_200_000, forged: 2**53 - 1}
+    assert [*_by_duration(done, took_ms)] == [{short: [(0, 4)]}, {long: [(10, 2)]}]
 
 
 async def test_duration_of_a_report_is_divided_between_its_layers(cluster):

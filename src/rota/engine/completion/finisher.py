@@ -195,10 +195,18 @@ class Finisher:
         return result
 
     async def _finish_each(self, runs: SucceededFrames, took_ms: int) -> CompletionResult:
-        """One transaction per worker: a false report of one does not affect the frames of others."""
-        total = CompletionResult()
+        """One transaction per worker: a false report of one does not affect the frames of others. If PostgreSQL becomes
+        unavailable, the rest counts as locked, so that what has ended is not forgotten."""
+        total, left = CompletionResult(), dict(runs)
         for worker, ranges in runs.items():
-            total.add(await self.finish_succeeded({worker: ranges}, took_ms))
+            try:
+                total.add(await self._finish_succeeded({worker: ranges}, took_ms))
+            except PostgresUnavailable:
+                if len(left) == len(runs):
+                    raise
+                total.locked += [token for each in left.values() for token in iterate_tokens(each)]
+                break
+            del left[worker]
             took_ms = 0
         return total
 
@@ -252,16 +260,16 @@ class Finisher:
         """None: a frame is late or another worker's, so nothing was done; never None for one worker."""
         result = CompletionResult()
         rows = await self._succeed(runs, took_ms)
-        if not _is_done(rows):
-            if len(runs) > 1:
-                return None
+        if not _is_done(rows) and len(runs) > 1:
+            return None
+        while not _is_done(rows):
             [(worker, ranges)] = runs.items()
             booked = to_ranges(rows[0]["tokens"])
-            result.late = count_tokens(ranges) - count_tokens(booked)
-            rows = await self._succeed({worker: booked}, took_ms) if booked else []
-        if _is_done(rows):
-            _read_success_rows(rows, result)
-            _free_by_worker(runs, result)
+            result.late += count_tokens(ranges) - count_tokens(booked)
+            runs = {worker: booked}
+            rows = await self._succeed(runs, took_ms) if booked else []
+        _read_success_rows(rows, result)
+        _free_by_worker(runs, result)
         return result
 
     async def _succeed(self, runs: SucceededFrames, took_ms: int) -> list[Record]:
@@ -411,6 +419,8 @@ class Finisher:
         by_outcome: dict[tuple[str, float], list[int]] = defaultdict(list)
         for token, outcome in outcomes.items():
             by_outcome[outcome.state, outcome.delay_s].append(token)
+        if len(by_outcome) > 1:
+            await self.queue.lock_claims(outcomes, on=tx)
         for (state, delay_s), tokens in sorted(by_outcome.items()):
             match state:
                 case "SUCCEEDED" | "OUTPUT_QUARANTINED":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Final
 from uuid import UUID
@@ -41,6 +41,8 @@ RANGE_TOKENS_MAX: Final = 65_536
 TOKENS_MAX: Final = 1 << 20
 """Frames per message: a short message can name more than fit into memory, so ranges are checked before expansion."""
 CODE_MAX: Final = 100
+LONGEST_MS: Final = 30 * 86_400_000
+"""Duration of one frame that is believed."""
 
 INVALID_MESSAGES = metrics.counter("rota_validation_rejections", "Invalid messages, by kind.", labels=("kind",))
 REPORT_FRAMES = metrics.histogram(
@@ -59,7 +61,7 @@ class ReportConsumer:
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
         done: dict[UUID, list[TokenRange]] = defaultdict(list)
         ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
-        took_ms = 0
+        took_ms: dict[UUID, int] = defaultdict(int)
         acknowledgements: list[Acknowledgement] = []
         reports: list[Report | None] = []
         for delivery in batch:
@@ -73,7 +75,7 @@ class ReportConsumer:
                 continue
             done[report.worker] += report.done
             ends[report.worker] += report.ends
-            took_ms += report.took_ms
+            took_ms[report.worker] += min(report.took_ms, count_tokens(report.done) * LONGEST_MS)
             acknowledgements.append(None)
             reports.append(report)
         locked = await self._finish_succeeded(done, took_ms)
@@ -86,14 +88,19 @@ class ReportConsumer:
             ]
         return acknowledgements
 
-    async def _finish_succeeded(self, done: Mapping[UUID, Sequence[TokenRange]], took_ms: int) -> set[int]:
+    async def _finish_succeeded(
+        self, done: Mapping[UUID, Sequence[TokenRange]], took_ms: Mapping[UUID, int]
+    ) -> set[int]:
         """Returns the tokens of locked shows, which have not ended."""
         locked: set[int] = set()
-        for part in _batches(done, BATCH_MAX):
-            result = await self.finisher.finish_succeeded(part, took_ms)
-            took_ms = 0
-            locked.update(result.locked)
-            self._after_commit(result)
+        for alike in _by_duration(done, took_ms):
+            left_ms = sum(took_ms[worker] for worker in alike)
+            for part in _batches(alike, BATCH_MAX):
+                part_ms = min(left_ms, sum(map(count_tokens, part.values())) * LONGEST_MS)
+                left_ms -= part_ms
+                result = await self.finisher.finish_succeeded(part, part_ms)
+                locked.update(result.locked)
+                self._after_commit(result)
         return locked
 
     async def _finish_attempts(self, ends: Mapping[UUID, Sequence[AttemptResult]]) -> set[int]:
@@ -112,6 +119,17 @@ class ReportConsumer:
     def _after_commit(self, result: CompletionResult) -> None:
         REPORT_FRAMES.observe(sum(map(count_tokens, result.freed.values())))
         self._on_completion(result)
+
+
+def _by_duration(
+    done: Mapping[UUID, Sequence[TokenRange]], took_ms: Mapping[UUID, int]
+) -> Iterable[Mapping[UUID, Sequence[TokenRange]]]:
+    """The same by workers whose frames took about as long: the duration of a transaction is divided by frames."""
+    groups: dict[int, dict[UUID, Sequence[TokenRange]]] = defaultdict(dict)
+    for worker, runs in done.items():
+        if runs:
+            groups[(took_ms[worker] // count_tokens(runs)).bit_length() // 3][worker] = runs
+    return groups.values()
 
 
 def _batches(done: Mapping[UUID, Sequence[TokenRange]], tokens_max: int) -> Iterator[dict[UUID, list[TokenRange]]]:
