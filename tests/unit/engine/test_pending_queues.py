@@ -193,7 +193,7 @@ async def test_lane_whose_first_frame_waited_longest_is_claimed_first(aged):
     await reader.refresh()
     assert (queues.entries["old", 5].lanes, queues.entries["old", 5].since_s) == ([2, 3, 1], 993.0)
     lanes.waiting = {1: ("old", 5, 5.0), 3: ("old", 5, 4.0)}
-    await reader.refresh()
+    await reader.refresh(["old"])
     assert queues.entries["old", 5].lanes == [1, 3, 2]
 
 

@@ -1,7 +1,8 @@
 """Reads what waits into `PendingQueues`, from PostgreSQL: counts, ages, requirements and shares.
 
 Counts are read each second, for all queues in one statement. To read the age of a lane costs more, so it is read when
-the counts of the lane have changed; a lane that just waits costs nothing.
+the counts of the lane have changed, or when its queue was notified: frames have come, and as many may have been
+claimed. A lane that just waits costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHARES = query(__package__, "shares")
 
 POLL_INTERVAL_S: Final = 1.0
 HEADS_MAX_AGE_S: Final = 60.0
-"""If as many frames came as were claimed, the counts are the same, and the age is read again after this."""
+"""Should a notification be missed, the age is read again after this."""
 
 
 class _LaneHead(NamedTuple):
@@ -54,15 +55,15 @@ class PendingReader:
         if unknown:
             for row in await self.database.rows(CLASSES, unknown):
                 self._keys[row["queue"]] = queue_key_from_row(row)
-        ages = await self._ages_s(found)
+        ages = await self._ages_s(found, notified=queues is not None)
         if queues is None:
             self._heads = {lane: self._heads[lane] for lane in ages}
         self.pending_queues.set_counts(found, self._keys, ages, arrivals, queues)
 
-    async def _ages_s(self, found: Sequence[ClaimableLane]) -> dict[int, float]:
+    async def _ages_s(self, found: Sequence[ClaimableLane], *, notified: bool) -> dict[int, float]:
         """Waiting time of the next frame of each lane."""
         now = self._clock.monotonic()
-        changed = [each for each in found if not self._is_read(each, now)]
+        changed = [each for each in found if notified or not self._is_read(each, now)]
         ages = await self.queue.head_ages_s([each.lane for each in changed]) if changed else {}
         now = self._clock.monotonic()
         for each in changed:

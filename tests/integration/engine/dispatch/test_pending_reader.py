@@ -39,21 +39,21 @@ async def refresh(farm, lanes_read):
 
 
 async def test_age_of_a_queue_is_read_when_its_counts_have_changed(farm, lanes_read, monkeypatch):
-    reader = farm.replica.engine.dispatcher.reader
+    dispatcher = farm.replica.engine.dispatcher
     for priority in range(1, 6):
         await farm.submit("noop", priority=priority)
     await refresh(farm, lanes_read)
     ages, read = await refresh(farm, lanes_read)
     assert (len(ages), read) == (5, 0)
     await farm.database.run(MAKE_OLDER)
-    await farm.submit("noop", priority=3)
     ages, read = await refresh(farm, lanes_read)
-    assert read <= 1, "the refresh after the notification may have read it"
-    assert sum(age_s > 3000 for age_s in ages.values()) == 1
+    assert (max(ages.values()) < 3000, read) == (True, 0)
+    # Frames may have come and gone: a notification has the ages read although the counts are the same.
+    await dispatcher.reader.refresh([next(iter(ages))[0]])
+    ages, read = await refresh(farm, lanes_read)
+    assert (min(ages.values()) > 3000, read) == (True, 0)
     monkeypatch.setattr("rota.engine.dispatch.pending_reader.HEADS_MAX_AGE_S", 0.0)
-    ages, read = await refresh(farm, lanes_read)
-    assert read >= 5
-    assert min(ages.values()) > 3000
+    assert (await refresh(farm, lanes_read))[1] >= 5
     await farm.replica.engine.canceller.cancel(await farm.submit("noop", priority=8), actor="test")
     await refresh(farm, lanes_read)
-    assert len(reader._heads) == 5, "lanes without frames are forgotten"
+    assert len(dispatcher.reader._heads) == 5, "lanes without frames are forgotten"
