@@ -48,6 +48,7 @@ def run(quick: bool) -> Report:
 async def _measure(laps: int) -> Report:
     report = Report()
     async with one_ground() as ground:
+        idle = [await _measure_idle(ground, queues) for queues in IDLE_QUEUES]  # first: vacuum follows the others
         await deployment.prepare(ground, DATABASE)
         await _create_shows(ground)
         async with farm(ground, DATABASE, slots=SLOTS, more={"ROTA_NATS_PREFIX": PREFIX}) as running:
@@ -55,7 +56,6 @@ async def _measure(laps: int) -> Report:
             classes = await _measure_classes(running, laps)
             async with ends_bench(ground, running) as bench:
                 ends = await _measure_ends(bench, laps)
-        idle = [await _measure_idle(ground, queues) for queues in IDLE_QUEUES]
     for figure in (*shows, *classes, *ends, *idle):
         report.add(figure)
     return report

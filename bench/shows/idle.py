@@ -18,6 +18,7 @@ SETTLE_S: Final = 5.0
 """Until caches are filled and grown tables analysed."""
 IDLE_S: Final = 15.0
 BATCH: Final = 500
+WARM: Final = 200
 COMPONENTS: Final = ("server", "postgres")
 
 
@@ -25,7 +26,7 @@ async def idle_cores(ground: Ground, queues: int) -> float:
     database = f"idle{queues}"
     await deployment.prepare(ground, database)
     await _fill(ground, database, queues)
-    async with farm(ground, database, slots=10) as running:
+    async with farm(ground, database, slots=10, warm=WARM) as running:
         await asyncio.sleep(SETTLE_S)
         before = running.used_s()
         await asyncio.sleep(IDLE_S)

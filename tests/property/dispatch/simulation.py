@@ -51,6 +51,7 @@ class SimulatedFarm:
         self.clock, self.registry = self.fleet.clock, self.fleet.registry
         self.begun_s = self.clock.now_s
         self.queues = PendingQueues(self.clock, self.registry.usable_pools, lambda: self.registry.shape_version)
+        self.registry.capacity_listeners.append(self.queues.workers_changed)
         self.planner = RoundPlanner(self.queues, self.registry)
         self.starts = []
         self.inversions = []

@@ -240,3 +240,16 @@ def test_frames_that_were_claimed_and_returned_wait_again_with_those_behind_them
     queues.frames_returned(pending, 1)
     queues.frames_claimed(pending, 1, 1, pending.arrivals, ended=True)
     assert in_order(queues) == [pending]
+
+
+def test_queue_that_no_worker_can_serve_waits_for_one(queues, pending):
+    queues._pools_of, queues._pools_version = lambda _cls: (), lambda: 1
+    queues.no_capacity(pending, Reason.NO_WORKERS, {})
+    queues._clock.now_s += 5.0
+    queues.workers_changed()
+    assert in_order(queues) == [], "workers that cannot run it make no difference"
+    queues._pools_version = lambda: 2
+    assert in_order(queues) == [pending]
+    queues.no_capacity(pending, Reason.NO_WORKERS, {})
+    queues._clock.now_s += 10.0
+    assert in_order(queues) == [pending]

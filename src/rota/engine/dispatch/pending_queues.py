@@ -40,6 +40,8 @@ from rota.placement import PlacementPlan, PlacementRequirements
 from rota.queue import ClaimableLane
 
 BACKOFF_S: Final = 1.0
+UNSERVED_BACKOFF_S: Final = 10.0
+"""While no worker can run the frames at all: a worker that comes ends the wait at once."""
 ORDER_MAX_AGE_S: Final = 1.0
 """Ranks that only waiting changes are computed anew after this time."""
 BATCH_FRAMES_MAX: Final = 512
@@ -77,6 +79,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     held_until_s: float = 0.0
     held_at_change: int = 0
     """How often workers had got room when it was held."""
+    held_for_pools: object = None
+    """No pool that may run it had a worker: the version of the pools at that time."""
     reason: Reason | None = None
     """Why it was skipped last."""
     unsettled: bool = False
@@ -234,6 +238,8 @@ class PendingQueues:
         return pending.waiting > pending.parked and not self._is_held(pending, now)
 
     def _is_held(self, pending: PendingQueue, now: float) -> bool:
+        if pending.held_for_pools is not None:
+            return pending.held_until_s > now and pending.held_for_pools == self._pools_version()
         return pending.held_until_s > now and (
             pending.held_at_change == self._capacity_changes or pending.reason not in _CAPACITY_REASONS
         )
@@ -285,6 +291,7 @@ class PendingQueues:
         pending.reason = reason
         pending.held_until_s = self._clock.monotonic() + seconds
         pending.held_at_change = self._capacity_changes
+        pending.held_for_pools = None
 
     def mark_refused(self, pending: PendingQueue, reason: Reason, asked: BookingMoment | None = None) -> None:
         """Quota refused: no further frames until frames of the show end, except for occasional small probes.
@@ -375,7 +382,12 @@ class PendingQueues:
     def no_capacity(self, pending: PendingQueue, reason: Reason, limits: Mapping[PoolId, int]) -> None:
         """No pool accepts a frame now: workers, or the shares that these `limits` are of."""
         at_share = reason is Reason.NO_WORKERS and 0 in limits.values()
-        self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
+        unserved = reason is Reason.NO_WORKERS and not self._pools_of(pending.key.cls)
+        if at_share or not unserved:
+            self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
+            return
+        self.back_off(pending, reason, UNSERVED_BACKOFF_S)
+        pending.held_for_pools = self._pools_version()
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
