@@ -168,7 +168,7 @@ class Finisher:
         """One transaction per show, so that frames of other shows do not wait for those of a locked one."""
         total = CompletionResult()
         by_show: dict[ShowId, list[int]] = defaultdict(list)
-        for row in await self.database.rows(BOOKED_FRAMES, None, list(tokens)):
+        for row in await self.database.rows(BOOKED_FRAMES, list(tokens)):
             by_show[row["pk_show"]].append(row["token"])
         total.late = len(tokens) - sum(map(len, by_show.values()))
         for show, held in sorted(by_show.items()):
@@ -320,7 +320,7 @@ class Finisher:
     async def _load_attempts(self, tx: Transaction, ends: EndsByWorker) -> dict[int, EndedAttempt]:
         """Those of the attempts that are booked on the worker that they are reported by."""
         reported = {(worker, end.token): end for worker, each in ends.items() for end in each}
-        rows = await tx.rows(BOOKED_FRAMES, None, list({token for _, token in reported}))
+        rows = await tx.rows(BOOKED_FRAMES, list({token for _, token in reported}))
         booked: dict[int, tuple[Record, AttemptResult]] = {}
         for row in rows:
             end = reported.get((row["pk_host"], row["token"])) or reported.get((None, row["token"]))

@@ -79,6 +79,5 @@ FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY 
 SELECT DISTINCT pk_job FROM rota.proc WHERE token = ANY ($1::bigint[])
 
 -- name: frames_held
--- Those of the tokens $2 with a proc on worker $1 (null: any), and their frames.
-SELECT token, pk_show, pk_job, pk_layer, pk_host
-FROM rota.proc WHERE token = ANY ($2::bigint[]) AND ($1::uuid IS NULL OR pk_host = $1)
+-- Those of the tokens $1 with a proc, and their frames and workers.
+SELECT token, pk_show, pk_job, pk_layer, pk_host FROM rota.proc WHERE token = ANY ($1::bigint[])

@@ -379,7 +379,7 @@ class Dispatcher:
         return True
 
     async def _booked_tokens(self, tokens: Sequence[int]) -> set[int]:
-        rows = await self.database.rows(BOOKED_FRAMES, None, list(tokens)) if tokens else []
+        rows = await self.database.rows(BOOKED_FRAMES, list(tokens)) if tokens else []
         return {row["token"] for row in rows}
 
     async def _consume_queue_notifications(self, queued: Notifications) -> None:
