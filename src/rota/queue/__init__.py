@@ -26,7 +26,7 @@ Invariants and what enforces them:
 """
 
 from rota.queue.bridge import enqueue_on, enqueue_on_sync
-from rota.queue.claims import Claim, ClaimedRange, ClaimRequest
+from rota.queue.claims import Claim, ClaimedRange, ClaimRequest, ClaimResult
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
 from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueue
 from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, LanePosition, QueueEntry
@@ -45,6 +45,7 @@ __all__ = [
     "LANES_MAX",
     "Claim",
     "ClaimRequest",
+    "ClaimResult",
     "ClaimableLane",
     "ClaimedRange",
     "CounterMode",

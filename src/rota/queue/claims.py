@@ -85,6 +85,18 @@ class Claim(msgspec.Struct, frozen=True):
             token += size
 
 
+class ClaimResult(msgspec.Struct):
+    """What a request got."""
+
+    claims: list[Claim]
+    locked: bool = False
+    """Another claimer or a producer had locked one of its lanes, so there may be more."""
+
+    @property
+    def frames(self) -> int:
+        return sum(claim.frames for claim in self.claims)
+
+
 def _ranges_without(tokens: range, skipped: set[int]) -> Iterator[range]:
     """The parts of `tokens` between skipped ones."""
     if not skipped:

@@ -110,7 +110,8 @@ SELECT rota.queue_cancel_waiting($1::uuid, $2::uuid, $3::int, $4::int)
 SELECT lane_id, queue, priority, waiting, parked FROM rota.queue_candidates($1::text[])
 
 -- name: claim
--- Claim waiting positions of lanes $1 for owner $4; request $2 of each lane wants as many as $3 says. A row per claim.
+-- Claim waiting positions of lanes $1 for owner $4; request $2 of each lane wants as many as $3 says. A row per claim, and
+-- one without a claim per locked lane.
 SELECT request, lane_id, claim_id, n, first_seq, skipped, sizes, jobs, layers, frames, attempts, payloads
 FROM rota.queue_claim_each($1::int[], $2::int[], $3::int[], $4::bigint)
 

@@ -23,7 +23,7 @@ from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput, NotFound, StaleFence
 from rota.queue import entries as queue_entries
 from rota.queue import tokens as token_masks
-from rota.queue.claims import Claim, ClaimRequest
+from rota.queue.claims import Claim, ClaimRequest, ClaimResult
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
 from rota.queue.dead_letters import DeadLetterQueue
 from rota.queue.entries import LaneBatches, LanePosition, QueueEntry
@@ -129,11 +129,11 @@ class Queue:
 
     async def claim(self, lanes: Sequence[int], want: int, owner: int) -> list[Claim]:
         """Claim up to `want` frames from these lanes, in order. Returns nothing if others hold all of them."""
-        [claims] = await self.claim_each([ClaimRequest(lanes, want)], owner)
-        return claims
+        [result] = await self.claim_each([ClaimRequest(lanes, want)], owner)
+        return result.claims
 
-    async def claim_each(self, requests: Sequence[ClaimRequest], owner: int) -> list[list[Claim]]:
-        """The claims of each request, made together.
+    async def claim_each(self, requests: Sequence[ClaimRequest], owner: int) -> list[ClaimResult]:
+        """The claims of each request, made together. Lanes that others have locked are skipped.
 
         With `CLAIMS_MAX` claims and one for each request, there may be more for a request that got less than it wanted.
         """
@@ -153,12 +153,16 @@ class Queue:
                 fences=[owner],
             ) from error
         failpoints.after_send("queue.claim")
-        claims: list[list[Claim]] = [[] for _ in requests]
+        results = [ClaimResult([]) for _ in requests]
         for row in rows:
-            claims[row["request"] - 1].append(Claim.of(row))
-        if rows:
-            CLAIMED.observe(sum(claim.frames for each in claims for claim in each))
-        return claims
+            result = results[row["request"] - 1]
+            if row["claim_id"] is None:
+                result.locked = True
+            else:
+                result.claims.append(Claim.of(row))
+        if frames := sum(result.frames for result in results):
+            CLAIMED.observe(frames)
+        return results
 
     async def open_tokens(self, owner: int) -> list[int]:
         """Open tokens of this owner. Reads all claims: use it only for dead owners or after a lost reply."""

@@ -75,6 +75,9 @@ TURN_S: Final = 0.004
 """Longest time for which rounds are planned without a pause for everything else that the process does."""
 LANE_CHECK_INTERVAL_S: Final = 0.1
 """Shortest time between reads of the lanes of queues that were notified."""
+LOCKED_LANE_PAUSES_S: Final = (0.003, 0.009, 0.02)
+"""Pauses before further claims from a lane that is locked, while its round keeps what it has reserved. Another server
+needs some milliseconds; the transaction of a producer may take any time and is not waited for."""
 UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
 """Pause between attempts to return unbooked claims while PostgreSQL is unavailable."""
 
@@ -312,11 +315,12 @@ class Dispatcher:
         """No pool is mapped to the topic, so waiting would not help: fail the frames."""
         try:
             arrivals = pending.arrivals
-            [claims], ended = await self._ask_for([ClaimRequest(pending.lanes, BATCH_FRAMES_MAX)])
-            self._claimed(pending, BATCH_FRAMES_MAX, claims, arrivals, ended=ended)
-            if claims:
-                await self.finisher.fail_unplaceable(claims, Reason.NO_POOL_MAPPING)
-                REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(sum(claim.frames for claim in claims))
+            [result] = await self.queue.claim_each([ClaimRequest(pending.lanes, BATCH_FRAMES_MAX)], self._owner)
+            ended = len(result.claims) <= CLAIMS_MAX
+            self.pending_queues.frames_claimed(pending, BATCH_FRAMES_MAX, result.frames, arrivals, ended=ended)
+            if result.claims:
+                await self.finisher.fail_unplaceable(result.claims, Reason.NO_POOL_MAPPING)
+                REFUSALS.labels(Reason.NO_POOL_MAPPING.value).inc(result.frames)
         except Exception as error:  # noqa: BLE001 - as above
             self._round_failed([pending], error)
 
@@ -336,29 +340,35 @@ class Dispatcher:
 
     async def _claim(self, planned: Round) -> dict[RoundPart, list[Claim]]:
         failpoints.hit("dispatch.before_claim")
-        asked = [(part, part.plan.planned) for part in planned.parts]
-        found, ended = await self._ask_for([ClaimRequest(part.pending.lanes, most) for part, most in asked])
-        for (part, most), claims in zip(asked, found, strict=True):
-            self._claimed(part.pending, most, claims, part.arrivals, ended=ended)
-        if unseen := [part.pending for part, claims in zip(planned.parts, found, strict=True) if not claims]:
+        requests = {part: ClaimRequest(part.pending.lanes, part.plan.planned) for part in planned.parts}
+        found = await self._claim_parts(requests)
+        ended = sum(map(len, found.values())) < CLAIMS_MAX + len(requests)
+        for part, claims in found.items():
+            frames = sum(claim.frames for claim in claims)
+            self.pending_queues.frames_claimed(part.pending, requests[part].want, frames, part.arrivals, ended=ended)
+        if unseen := [part.pending for part, claims in found.items() if not claims]:
             # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.
             rescan = {pending.key.queue for pending in unseen if pending.notified}
             for pending in unseen:
                 pending.notified = False
             if rescan:
                 await self._refresh(rescan)
-        return dict(zip(planned.parts, found, strict=True))
+        return found
 
-    async def _ask_for(self, requests: Sequence[ClaimRequest]) -> tuple[list[list[Claim]], bool]:
-        """The claims by request, and whether the lanes of a request that got less than it wanted have no more."""
-        claims = await self.queue.claim_each(requests, self._owner)
-        return claims, sum(map(len, claims)) < CLAIMS_MAX + len(requests)
-
-    def _claimed(
-        self, pending: PendingQueue, most: int, claims: Sequence[Claim], arrivals: int, *, ended: bool
-    ) -> None:
-        got = sum(claim.frames for claim in claims)
-        self.pending_queues.frames_claimed(pending, most, got, arrivals, ended=ended)
+    async def _claim_parts(self, requests: Mapping[RoundPart, ClaimRequest]) -> dict[RoundPart, list[Claim]]:
+        """The claims by part. Parts that got nothing because of a lock try again: if another server claims from the
+        lane of a higher priority at this moment, its room must not go to a lower one."""
+        found: dict[RoundPart, list[Claim]] = {part: [] for part in requests}
+        tried = list(requests)
+        for pause_s in (*LOCKED_LANE_PAUSES_S, None):
+            results = await self.queue.claim_each([requests[part] for part in tried], self._owner)
+            for part, result in zip(tried, results, strict=True):
+                found[part] = result.claims
+            tried = [part for part, result in zip(tried, results, strict=True) if result.locked and not result.claims]
+            if not tried or pause_s is None:
+                break
+            await self.clock.sleep(pause_s)
+        return found
 
     async def _return_unbooked_claims(self) -> bool:
         """After a failed round, return claims that are not booked. False: try again later.

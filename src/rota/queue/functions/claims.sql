@@ -170,8 +170,8 @@ BEGIN
     WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
 END $$;
 
--- Lanes are tried in the given order; a lane locked by another claimer is skipped. Each lane is of one request, by its
--- number from 1 on, and `wants` says how much each request wants of its lanes together.
+-- Lanes are tried in the given order; a lane that is locked is skipped, and a row without a claim says so. Each lane is
+-- of one request, by its number from 1 on, and `wants` says how much each request wants of its lanes together.
 CREATE OR REPLACE FUNCTION rota.queue_claim_each(lanes integer[], requests integer[], wants integer[], by bigint)
 RETURNS TABLE (
   request integer, lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
@@ -194,7 +194,11 @@ BEGIN
     JOIN rota.queue_lanes l ON l.lane_id = given.lane_id JOIN rota.queues q ON q.queue = l.queue
     WHERE NOT q.paused ORDER BY given.place
   LOOP
-    CONTINUE WHEN wants[request] <= 0 OR NOT pg_try_advisory_xact_lock(1903519026, lane_id);
+    CONTINUE WHEN wants[request] <= 0;
+    IF NOT pg_try_advisory_xact_lock(1903519026, lane_id) THEN
+      RETURN NEXT;
+      CONTINUE;
+    END IF;
     -- A claim is cut at the end of its slot or returned range, so a lane may yield several.
     WHILE wants[request] > 0 AND claims_left > 0 LOOP
       taken := rota.queue_take(lane_id, wants[request], by);
@@ -210,7 +214,8 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.queue_claim_each IS
-  'Claim waiting positions for several requests. Returns a row per claim; the arrays are in the order of its positions.';
+  'Claim waiting positions for several requests. Returns a row per claim; the arrays are in the order of its positions.'
+  ' A row without a claim stands for a lane that is locked.';
 
 -- For one request; called by servers of earlier versions.
 CREATE OR REPLACE FUNCTION rota.queue_claim(lanes integer[], want integer, by bigint)
@@ -221,6 +226,7 @@ RETURNS TABLE (
 LANGUAGE sql AS $$
   SELECT c.lane_id, c.claim_id, c.n, c.first_seq, c.skipped, c.sizes, c.jobs, c.layers, c.frames, c.attempts, c.payloads
   FROM rota.queue_claim_each(lanes, array_fill(1, ARRAY[cardinality(lanes)]), ARRAY[want], by) AS c
+  WHERE c.claim_id IS NOT NULL
 $$;
 
 COMMENT ON FUNCTION rota.queue_claim IS

@@ -11,6 +11,7 @@ from tests.support.waiting import until
 
 ROUNDS = 12
 BY_SHOW = sql("SELECT s.str_name, count(*) AS n FROM rota.proc p JOIN rota.show s USING (pk_show) GROUP BY 1")
+TAKE_LANE = sql("SELECT pg_advisory_xact_lock(1903519026, $1)")
 BY_WORKER = sql("SELECT count(*) AS frames FROM rota.proc GROUP BY pk_host")
 
 
@@ -124,3 +125,46 @@ async def test_round_that_is_cancelled_before_it_runs_keeps_nothing(database, re
     assert (pending.busy, rig.registry.fitting_frames(pending.key.cls)) == (False, 4)
     await rig.turn()
     assert await rig.started(job) == 3
+
+
+@pytest.mark.parametrize("brief", [True, False], ids=["other_server", "long_transaction"])
+async def test_room_waits_for_a_lane_that_another_server_claims_from(database, redis, monkeypatch, brief):
+    """While the lane of the higher priority is locked for a moment, the only slot must not go to the lower one; a
+    transaction that holds the lane for longer is not waited for."""
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 8})
+    rig.route({"*": ("farm",)})
+    rig.beat("w", slots=1, capabilities=("task.noop",))
+    low, high = [await rig.submit("film", job={"priority": priority}) for priority in (1, 8)]
+    await rig.dispatcher._refresh(None)
+    [pending] = [each for each in rig.pending_queues.entries.values() if each.priority == 8]
+    claim_each, claims = rig.queue.claim_each, []
+
+    async def claim_and_unlock(*given):
+        results = await claim_each(*given)
+        claims.append(results)
+        if brief:
+            unlock.set()
+            await unlocked
+        return results
+
+    async def hold_lane():
+        async with database.transaction() as tx:
+            for lane in pending.lanes:
+                await tx.value(TAKE_LANE, lane)
+            locked.set()
+            await unlock.wait()
+
+    locked, unlock = asyncio.Event(), asyncio.Event()
+    unlocked = asyncio.create_task(hold_lane())
+    await locked.wait()
+    monkeypatch.setattr(rig.queue, "claim_each", claim_and_unlock)
+    for _ in range(2):  # what the dispatcher knows is not read again
+        rig.dispatcher._capacity_freed = True
+        async with asyncio.TaskGroup() as tasks:
+            await rig.dispatcher._start_rounds(tasks)
+    unlock.set()
+    await unlocked
+    assert [result.locked for result in claims[0]] == [True]
+    started = [await rig.started(job) for job in (low, high)]
+    assert started == ([0, 1] if brief else [1, 0])
