@@ -8,6 +8,8 @@
   the previous leader may have died between the COMMIT of a release in PostgreSQL and its release in Redis;
 - *limits*, `accounting.limit_reseed_interval_seconds`: syncs all limits to Redis; drops shows that are no longer
   managed;
+- *unpushed*, every second: pushes limits that have changed in PostgreSQL and that nobody has pushed: whoever changed
+  them has died, or has used SQL (`unpushed_limits`);
 - *flush*, twice a second and in every replica: publishes releases that Redis missed while it was unavailable, and
   resolves those whose reply from PostgreSQL was lost;
 - *release_lost*, in every replica at its start and when another one has fallen silent, without waiting for an election,
@@ -34,6 +36,7 @@ from rota.accounting.live import reader as live_reader
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.service import DELETED_SHOW_FENCE, AccountingService
+from rota.accounting.unpushed_limits import LIMITS_CHANNEL, UnpushedLimits
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.redis.keys import ACCT_SHOW
 from rota.infra.service import Lifecycle
@@ -79,6 +82,7 @@ class AccountingMaintenance(LeaderLoop):
         self.settings = settings
         self.grace_s = grace_s
         self.rest = rest
+        self._unpushed = UnpushedLimits()
         self._seeded = asyncio.Event()
         """A show was seeded since the last reconciliation."""
 
@@ -87,10 +91,14 @@ class AccountingMaintenance(LeaderLoop):
         await self.accounting.check_publishing()
         with contextlib.suppress(Unavailable):  # the leader repeats it
             await self.accounting.release_lost()
-        self.accounting.doubt_limits()  # this process may have died between PostgreSQL and Redis
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.leadership.serve(life))
-            loops = (self._flush_loop(), self._release_lost_loop(), self._doubted_limits_loop())
+            loops = (
+                self._flush_loop(),
+                self._release_lost_loop(),
+                self._doubted_limits_loop(),
+                self._limit_changes_loop(),
+            )
             beside = [tasks.create_task(loop) for loop in loops]
             while not await self.all_seeded() and await life.pause(READY_POLL_INTERVAL_S):
                 pass
@@ -134,6 +142,23 @@ class AccountingMaintenance(LeaderLoop):
                 log.warning("limit_push_deferred", reason=error.sentence)
                 await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
+    async def _limit_changes_loop(self) -> None:
+        """Runs in every replica, so that the next leader knows what is not pushed."""
+        while True:
+            with contextlib.suppress(Unavailable):
+                async with self.accounting.database.listen(LIMITS_CHANNEL) as changes:
+                    self.accounting.doubt_limits()  # an earlier process may have died between PostgreSQL and Redis
+                    async for payload in changes:
+                        if payload is None:  # some may have been missed
+                            self.accounting.doubt_limits()
+                        else:
+                            self._unpushed.notified(payload, self.leases.clock.monotonic())
+            await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
+
+    async def push_unpushed_limits(self) -> None:
+        if shows := self._unpushed.take_due(self.leases.clock.monotonic()):
+            self.accounting.doubt_limits(shows)
+
     async def all_seeded(self) -> bool:
         return not await self.lagging_shows() if self.accounting.live else True
 
@@ -161,6 +186,7 @@ class AccountingMaintenance(LeaderLoop):
                 LeaderStep("release_lost", recompute_s, self.accounting.release_lost),
                 LeaderStep("recompute", recompute_s, self.recompute, wake=self._seeded),
                 LeaderStep("limits", limits_s, self.reseed_limits, at_once=False),
+                LeaderStep("unpushed", POLL_INTERVAL_S, self.push_unpushed_limits),
             ]
         return steps
 

@@ -325,7 +325,7 @@ FROM rota.proc WHERE pk_show = $1::uuid GROUP BY pk_alloc
 
 -- name: limits_told
 -- Notify bookers of show $1 that its current limits are in Redis.
-SELECT pg_notify('rota_limits', $1::text)
+SELECT pg_notify('rota_limits', 'pushed:' || $1::text)
 
 -- name: shows_managed
 -- Managed shows with their fences.

@@ -12,6 +12,7 @@ from rota.accounting.ledger import DeclineReason
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.release_publisher import MISCONFIGURED
 from rota.accounting.service import AccountingService
+from rota.accounting.unpushed_limits import LIMITS_CHANNEL, PUSHED
 from rota.infra.lease import leader_loop
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, ServiceState
@@ -28,6 +29,7 @@ OLD_TOMBSTONES = sql(
        SELECT $1::uuid, 2 * n, 2 * n, 0 FROM generate_series(1, $2::integer) AS n"""
 )
 SPOIL = sql("UPDATE rota.subscription SET int_cores = 77777")
+SET_BURST = sql("UPDATE rota.subscription SET int_burst = $2 WHERE pk_show = $1")
 NEVER_S = 3600
 
 
@@ -360,6 +362,15 @@ async def test_tables_of_unmanaged_shows_are_recalculated_and_of_managed_ones_mi
     assert (await tables(quota.show))[Level.SUBSCRIPTION, quota.pool].cores == 100
 
 
+@asynccontextmanager
+async def after_push_at_start(quota):
+    """Run the maintenance without its periodic copies of limits; the body begins when it has copied them once."""
+    service = quota.maintenance(limit_reseed_interval_seconds=NEVER_S)
+    async with quota.database.listen(LIMITS_CHANNEL) as told, running(service):
+        assert await anext(told) == f"{PUSHED}{quota.show}"
+        yield
+
+
 async def raise_burst_without_a_push(quota, monkeypatch, burst, error):
     """Raise the limit; the push to Redis ends with this error."""
 
@@ -373,24 +384,27 @@ async def raise_burst_without_a_push(quota, monkeypatch, burst, error):
 
 @pytest.mark.parametrize("error", [RedisUnavailable("gone", address="nowhere"), asyncio.CancelledError()], ids=repr)
 async def test_raised_limit_whose_push_failed_is_pushed_again_at_once(quota, monkeypatch, error):
-    async with running(quota.maintenance(limit_reseed_interval_seconds=NEVER_S)) as [service]:
-        await service.wait_for(ServiceState.READY)
-        await until(lambda: not quota.accounting.limits_doubted.is_set(), what="the push at the start")
+    async with after_push_at_start(quota):
         with suppress(asyncio.CancelledError):
             await raise_burst_without_a_push(quota, monkeypatch, 8, error)
         await until(lambda: is_burst(quota, "8"), within_s=5, what="the raised limit in Redis")
 
 
 async def test_raised_limit_that_a_dead_server_did_not_push_is_pushed_when_it_left(quota):
-    async with running(quota.maintenance(limit_reseed_interval_seconds=NEVER_S)) as [service]:
-        await service.wait_for(ServiceState.READY)
-        await until(lambda: not quota.accounting.limits_doubted.is_set(), what="the push at the start")
+    async with after_push_at_start(quota):
         dead = ShowQuota(AccountingService(quota.database, None))
         dead.name = quota.name
         await dead.burst(9)
         assert await quota.count(field="burst") == "6"
         quota.accounting.note_server_left()
         await until(lambda: is_burst(quota, "9"), within_s=5, what="the raised limit in Redis")
+
+
+async def test_limit_changed_by_hand_is_pushed_by_the_leader(quota):
+    """As is one whose process, perhaps a command, died right after the commit."""
+    async with after_push_at_start(quota):
+        await quota.database.run(SET_BURST, quota.show, 900)
+        await until(lambda: is_burst(quota, "9"), within_s=5, what="the changed limit in Redis")
 
 
 async def is_burst(quota, burst):

@@ -32,6 +32,7 @@ from uuid import UUID
 
 import structlog
 
+from rota.accounting.unpushed_limits import LIMITS_CHANNEL
 from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch import metrics as waiting
@@ -63,7 +64,6 @@ log = structlog.get_logger(__name__)
 
 BOOKED_FRAMES = query("rota.engine.completion", "frames_held")
 
-LIMITS_CHANNEL: Final = "rota_limits"
 LEASE_S: Final = 4.0
 """Claims of a dead dispatcher return to the queue after this: it bounds how long their frames wait for nothing."""
 ROUNDS_MAX: Final = 4
