@@ -3,10 +3,10 @@
 Submission enqueues, the dispatcher claims, the completion path ends attempts. docs/adr/0013-the-queue.md describes the
 storage and gives the reasons.
 
-Terms: a *lane* is one FIFO of a queue, priority and shard. A *position* (lane, seq) is one attempt of one frame. An
-*entry* is a row for one or more consecutive positions. A *claim* hands up to 512 consecutive positions to one
-dispatcher; its *tokens* name them. A *closure* records how positions of a claim ended. A *slot* holds entries, claims
-and closures of one period; seven form a ring. A *delta* is the change of counts by one batch.
+Terms: a *lane* is one FIFO of a queue, priority and shard, in which jobs take turns. A *position* (lane, seq) is one
+attempt of one frame. An *entry* is a row for one or more consecutive positions. A *claim* hands up to 512 consecutive
+positions to one dispatcher; its *tokens* name them. A *closure* records how positions of a claim ended. A *slot* holds
+entries, claims and closures of one period; seven form a ring. A *delta* is the change of counts by one batch.
 
 Invariants and what enforces them:
 - a position is claimed by one owner at a time, and ends once: `rota.queue_take` and the lock of the claim; a token is

@@ -27,7 +27,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`frames` frames of one layer, numbered from `frame` on; each waits, is counted and may be claimed separately.
 
     `key`: entries of a queue with the same key are claimed in order, with any number of shards; not if that number
-    changes meanwhile, nor after a delay or a retry.
+    changes meanwhile, nor after a delay or a retry. Jobs of such a queue do not take turns.
     `run_at`: the earliest time, by the clock of PostgreSQL.
     """
 

@@ -510,9 +510,8 @@ class PendingQueues:
 
 
 def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> None:
-    """Its age, and its lanes, the longest waiting first: a claim drains one after the other."""
-    pending.lanes.sort(key=lambda lane: ages.get(lane, -1.0), reverse=True)
-    pending.since_s = now - ages.get(pending.lanes[0], 0.0)
+    """Its age, which is that of the first waiting frame of all its lanes."""
+    pending.since_s = now - max(ages.get(lane, 0.0) for lane in pending.lanes)
 
 
 def _ask(pending: PendingQueue) -> Ask:

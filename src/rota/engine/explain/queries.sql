@@ -78,45 +78,54 @@ LEFT JOIN (SELECT layer_id, sum(n) AS n, min(run_at) AS run_at FROM rota.deferre
 WHERE l.pk_layer = ANY ($2::uuid[])
 
 -- name: explain_position
--- Frames of queue $3 at priority $4 ahead of the first waiting frame of layer $2 of job $1.
--- Lanes are claimed in their order, and in each lane returned entries before the rest. Bounded: of a layer with more
--- than $5 entries only the first written are examined, of returned entries the first thousand; no row when none is
--- found.
+-- Frames of queue $3 at priority $4 that are claimed before the first waiting frame of layer $2 of job $1.
+-- Returned frames are first; then jobs take turns, the one first that has waited longest for its turn, and each has at
+-- most a quantum of 64. Bounded: of returned ranges and of the entries of a lane the first thousand are examined, of the
+-- layer's own entries the first $5; what is further behind counts by its position. No row when none is found.
 WITH lane AS MATERIALIZED (
-  SELECT l.lane_id, coalesce(c.waiting - c.parked, 0) AS waiting
-  FROM rota.queue_lanes l
-  LEFT JOIN rota.queue_candidates(ARRAY[$3::text]) AS c ON c.lane_id = l.lane_id
-  WHERE l.queue = $3 AND l.priority = $4::smallint
-), at AS MATERIALIZED (
-  SELECT k.lane_id, k.cursor FROM rota.queue_cursors(ARRAY(SELECT lane_id FROM lane)) AS k
+  SELECT l.lane_id, k.cursor, CASE WHEN q.by_job THEN 64 ELSE 2147483647 END AS quantum
+  FROM rota.queues q JOIN rota.queue_lanes l USING (queue)
+  CROSS JOIN LATERAL rota.queue_cursors(ARRAY[l.lane_id]) AS k
+  WHERE q.queue = $3::text AND l.priority = $4::smallint
 ), back AS MATERIALIZED (
-  SELECT r.lane_id, r.first_seq, r.n, e.layer_id = $2::uuid AS mine
+  SELECT r.lane_id, r.first_seq AS seq, e.layer_id = $2::uuid AS mine,
+         CASE WHEN r.turn_of IS NULL THEN '-infinity' ELSE r.returned_at END AS since,
+         CASE WHEN r.turn_of IS NULL THEN r.n ELSE least(r.n, l.quantum) END AS frames
   FROM (SELECT * FROM rota.queue_returned u
         WHERE u.parked_job IS NULL AND u.lane_id = ANY (ARRAY(SELECT lane_id FROM lane))
         ORDER BY u.lane_id, u.first_seq LIMIT 1000) AS r
+  JOIN lane l USING (lane_id)
   LEFT JOIN LATERAL (
     SELECT x.layer_id FROM rota.ready_entries x
     WHERE x.ready_slot = r.ready_slot AND x.lane_id = r.lane_id AND x.lane_seq <= r.first_seq
     ORDER BY x.lane_seq DESC LIMIT 1) AS e ON true
+), front AS MATERIALIZED (
+  SELECT l.lane_id, e.seq, e.layer_id = $2 AS mine, e.enqueued_at AS since,
+         least(l.quantum, e.next - e.seq - coalesce((
+           SELECT sum(least(t.first_seq + t.n, e.next) - greatest(t.first_seq, e.seq)) FROM rota.ready_tombstones t
+           WHERE t.lane_id = l.lane_id AND t.first_seq < e.next AND t.first_seq + t.n > e.seq), 0)) AS frames
+  FROM lane l CROSS JOIN LATERAL (
+    SELECT greatest(x.lane_seq, l.cursor) AS seq, x.lane_seq + x.n AS next, x.layer_id, x.enqueued_at
+    FROM rota.ready_entries x
+    WHERE x.lane_id = l.lane_id AND x.lane_seq + x.n > l.cursor AND x.lane_seq >= coalesce((
+      SELECT max(b.lane_seq) FROM rota.ready_entries b WHERE b.lane_id = l.lane_id AND b.lane_seq <= l.cursor), 0)
+    ORDER BY x.lane_seq LIMIT 1000) AS e
+), first AS MATERIALIZED (
+  SELECT b.lane_id, b.seq, b.since FROM back b WHERE b.mine
+  UNION ALL SELECT f.lane_id, f.seq, f.since FROM front f WHERE f.mine AND f.frames > 0
+  ORDER BY since, seq LIMIT 1
 ), own AS MATERIALIZED (
-  SELECT e.lane_id, e.layer_id, e.lane_seq, e.n FROM rota.ready_entries e WHERE e.job_id = $1::uuid LIMIT $5::integer
-), first AS (
-  SELECT b.lane_id, min(b.first_seq) AS seq, true AS returned FROM back b WHERE b.mine GROUP BY 1
-  UNION ALL
-  SELECT o.lane_id, min(greatest(o.lane_seq, at.cursor)), false
-  FROM own o JOIN at USING (lane_id) WHERE o.layer_id = $2 AND o.lane_seq + o.n > at.cursor GROUP BY 1
+  SELECT e.lane_id, e.layer_id, e.lane_seq, e.n FROM rota.ready_entries e
+  WHERE e.job_id = $1::uuid AND NOT EXISTS (SELECT FROM first) LIMIT $5::integer
 )
-SELECT min(
-  coalesce((SELECT sum(l.waiting) FROM lane l WHERE l.lane_id < f.lane_id), 0)
-  + coalesce((SELECT sum(b.n) FROM back b
-              WHERE b.lane_id = f.lane_id AND (b.first_seq < f.seq OR NOT f.returned)), 0)
-  + CASE WHEN f.returned THEN 0 ELSE
-      f.seq - (SELECT at.cursor FROM at WHERE at.lane_id = f.lane_id)
-      - coalesce((SELECT sum(t.n) FROM rota.ready_tombstones t
-                  WHERE t.lane_id = f.lane_id AND t.first_seq < f.seq
-                    AND t.first_seq >= (SELECT at.cursor FROM at WHERE at.lane_id = f.lane_id)), 0) END
-)::bigint AS ahead
+SELECT (coalesce((SELECT sum(b.frames) FROM back b WHERE (b.since, b.seq) < (f.since, f.seq)), 0)
+        + coalesce((SELECT sum(greatest(0, e.frames)) FROM front e
+                    WHERE e.since < f.since OR (e.lane_id = f.lane_id AND e.seq < f.seq AND e.since <= f.since)), 0)
+       )::bigint AS ahead
 FROM first f
+UNION ALL
+SELECT (min(greatest(o.lane_seq, l.cursor) - l.cursor) + coalesce((SELECT sum(b.frames) FROM back b), 0))::bigint
+FROM own o JOIN lane l USING (lane_id) WHERE o.layer_id = $2 AND o.lane_seq + o.n > l.cursor HAVING count(*) > 0
 
 -- name: explain_rate
 -- Jobs and frames of show $1 that ended within the last hour, at most $2 jobs, and the age of the first of them.

@@ -42,6 +42,34 @@ BEGIN
     $f$, slot, lookups_only);
 
     EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_since_%1$s(of_lane integer, seq bigint) RETURNS timestamptz
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN (SELECT CASE WHEN e.lane_seq + e.n > seq THEN e.enqueued_at END FROM rota.ready_entries_%1$s e
+                WHERE e.lane_id = of_lane AND e.lane_seq <= seq ORDER BY e.lane_seq DESC LIMIT 1);
+      END $body$
+    $f$, slot, lookups_only);
+
+    -- Whether the job has the position `seq` too, and whether a later entry of the slot is of another job. A job may
+    -- have any number of entries, so only the next and the last ones are looked at.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_behind_%1$s(
+        of_lane integer, seq bigint, of_job uuid, OUT goes_on boolean, OUT others boolean)
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        goes_on := coalesce((
+          SELECT e.job_id = of_job AND e.lane_seq + e.n > seq FROM rota.ready_entries_%1$s e
+          WHERE e.lane_id = of_lane AND e.lane_seq <= seq ORDER BY e.lane_seq DESC LIMIT 1), false);
+        others := EXISTS (
+          SELECT FROM (SELECT e.job_id, e.lane_seq FROM rota.ready_entries_%1$s e WHERE e.lane_id = of_lane
+                       ORDER BY e.lane_seq DESC LIMIT 64) AS last WHERE job_id <> of_job AND lane_seq > seq)
+          OR EXISTS (
+          SELECT FROM (SELECT e.job_id FROM rota.ready_entries_%1$s e WHERE e.lane_id = of_lane AND e.lane_seq > seq
+                       ORDER BY e.lane_id, e.lane_seq LIMIT 64) AS next WHERE job_id <> of_job);
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
       CREATE OR REPLACE FUNCTION rota.queue_close_%1$s(how integer, ids bigint[], masks varbit[])
       RETURNS TABLE (claim_id bigint, lane_id integer, first_seq bigint, closed varbit)
       LANGUAGE plpgsql %2$s AS $body$
@@ -72,23 +100,74 @@ LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN length(mask) = n THEN mask ELSE substring(mask || repeat('0', 512)::varbit FROM 1 FOR n) END
 $$;
 
--- Claims positions of one locked lane: returned ones first, then from the cursor on. Null `claim_id`: none available.
+-- Returned positions of the lane that are claimed before the others; then what was put aside, the job first that has
+-- waited longest since its last turn.
+CREATE OR REPLACE FUNCTION rota.queue_first_returned(of_lane integer) RETURNS rota.queue_returned
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+  back rota.queue_returned;
+BEGIN
+  SELECT * INTO back FROM rota.queue_returned r
+  WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of IS NULL ORDER BY r.lane_id, r.first_seq LIMIT 1;
+  IF NOT FOUND THEN
+    SELECT * INTO back FROM rota.queue_returned r
+    WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of IS NOT NULL
+    ORDER BY r.lane_id, r.returned_at, r.first_seq LIMIT 1;
+  END IF;
+  RETURN back;
+END $$;
+
+-- Whether another job than `of_job` waits for its turn: put aside, or behind `seq`, which is in the slot of this age. Not
+-- all are looked at, see `queue_behind_k`.
+CREATE OR REPLACE FUNCTION rota.queue_others_wait(of_lane integer, of_job uuid, seq bigint, age integer, generation bigint)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  others boolean := EXISTS (
+    SELECT FROM rota.queue_returned r
+    WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of <> of_job);
+BEGIN
+  FOR younger IN REVERSE age .. 0 LOOP
+    EXIT WHEN others;
+    EXECUTE format('SELECT others FROM rota.queue_behind_%s($1, $2, $3)', rota.queue_slot(generation, younger))
+      INTO others USING of_lane, seq, of_job;
+  END LOOP;
+  RETURN others;
+END $$;
+
+-- Claims positions of one locked lane: returned ones first, then from the cursor on. If jobs take turns, one that has
+-- more than it got is put aside while others wait, and gets at most a quantum. Null `claim_id`: none available.
 CREATE OR REPLACE FUNCTION rota.queue_take(
-  of_lane integer, most integer, by bigint,
+  of_lane integer, most integer, by bigint, in_turns boolean,
   OUT claim_id bigint, OUT n integer, OUT first_seq bigint, OUT skipped varbit, OUT pieces rota.queue_pieces
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
+  quantum constant integer := 64;
   generation bigint := rota.queue_generation();
-  back rota.queue_returned;
+  back rota.queue_returned := rota.queue_first_returned(of_lane);
+  since timestamptz;
   at record;
   slot integer;
+  slot_age integer;
+  last_job uuid;
+  goes_on boolean := false;
+  tail integer := 0;
 BEGIN
   most := least(most, 512);
-  SELECT * INTO back FROM rota.queue_returned r
-  WHERE r.lane_id = of_lane AND r.parked_job IS NULL ORDER BY r.lane_id, r.first_seq LIMIT 1;
-  IF FOUND THEN
+  IF back.turn_of IS NOT NULL THEN
+    since := rota.queue_cursor_since(of_lane, generation);
+    IF since < back.returned_at THEN
+      back := NULL;
+    ELSIF since IS NOT NULL OR EXISTS (
+      SELECT FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of <> back.turn_of)
+    THEN
+      most := least(most, quantum);
+    END IF;
+  END IF;
+
+  IF back.lane_id IS NOT NULL THEN
     slot := back.ready_slot;
     first_seq := back.first_seq;
     n := least(most, back.n);
@@ -96,15 +175,13 @@ BEGIN
     IF pieces.n IS DISTINCT FROM n THEN
       RETURN;  -- just carried out of this slot
     END IF;
-    DELETE FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.first_seq = back.first_seq;
-    IF n < back.n THEN
-      INSERT INTO rota.queue_returned VALUES (of_lane, first_seq + n, back.n - n, slot, NULL, back.returned_at);
-    END IF;
+    PERFORM rota.queue_take_returned(back, n, pieces.jobs[cardinality(pieces.jobs)], generation, in_turns);
   ELSE
     SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
     first_seq := rota.queue_past_tombstones(of_lane, at.cursor);
     FOR age IN REVERSE at.age .. 0 LOOP
       slot := rota.queue_slot(generation, age);
+      slot_age := age;
       EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, most;
       EXIT WHEN pieces.n > 0;
     END LOOP;
@@ -112,6 +189,22 @@ BEGIN
       RETURN;
     END IF;
     n := pieces.n;
+    IF in_turns THEN
+      last_job := pieces.jobs[cardinality(pieces.jobs)];
+      EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', slot)
+        INTO goes_on USING of_lane, first_seq + n, last_job;
+      goes_on := goes_on AND rota.queue_others_wait(of_lane, last_job, first_seq + n, slot_age, generation);
+    END IF;
+    IF goes_on AND n > quantum THEN
+      FOR place IN REVERSE cardinality(pieces.jobs) .. 1 LOOP
+        EXIT WHEN pieces.jobs[place] <> last_job;
+        tail := tail + pieces.sizes[place];
+      END LOOP;
+      IF tail > quantum THEN
+        n := n - tail + quantum;
+        EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+      END IF;
+    END IF;
     skipped := rota.queue_tombstoned(of_lane, first_seq, n);
     -- A claim ends with a position that it hands out, so no cancelled range spans the cursor.
     IF get_bit(skipped, n - 1) = 1 THEN
@@ -130,6 +223,70 @@ BEGIN
     INSERT INTO rota.queue_closures (ready_slot, claim_id, outcome, n, bits)
     VALUES (slot, claim_id, 0, bit_count(skipped), skipped);
     PERFORM rota.queue_count(slot, of_lane, waiting => bit_count(skipped) - n, running => n - bit_count(skipped));
+  END IF;
+  IF goes_on THEN
+    PERFORM rota.queue_put_aside(of_lane, last_job, NULL, last_job);
+  END IF;
+END $$;
+
+-- Locks the slots of what was put aside for the job, and returns them. A row of `queue_returned` is locked only while its
+-- slot is: carrying over locks the slot first, so it never waits for a row.
+CREATE OR REPLACE FUNCTION rota.queue_lock_slots_aside(of_lane integer, of_job uuid) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  slots integer[] := ARRAY(
+    SELECT DISTINCT r.ready_slot FROM rota.queue_returned r
+    WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of = of_job ORDER BY 1);
+  slot integer;
+BEGIN
+  FOREACH slot IN ARRAY slots LOOP
+    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ACCESS SHARE MODE', slot);
+  END LOOP;
+  RETURN slots || 7;  -- or they were carried there meanwhile
+END $$;
+
+-- Removes the first `taken` positions of a returned range. If its job has more of them and others wait, the rest is put
+-- aside; a job that had its turn is the last to have another one.
+CREATE OR REPLACE FUNCTION rota.queue_take_returned(
+  back rota.queue_returned, taken integer, last_job uuid, generation bigint, in_turns boolean
+) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  rest_seq bigint := back.first_seq + taken;
+  rest_end bigint := back.first_seq + back.n;
+  job_end bigint := rest_seq;
+  had_turn timestamptz := clock_timestamp();
+  at record;
+  slots integer[];
+  goes_on boolean;
+BEGIN
+  IF back.turn_of IS NOT NULL THEN
+    job_end := rest_end;
+    slots := rota.queue_lock_slots_aside(back.lane_id, back.turn_of);
+  ELSIF in_turns AND rest_seq < rest_end THEN
+    EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', back.ready_slot)
+      INTO goes_on USING back.lane_id, rest_seq, last_job;
+    SELECT * INTO at FROM rota.queue_cursor(back.lane_id, generation);
+    IF goes_on AND rota.queue_others_wait(back.lane_id, last_job, at.cursor - 1, at.age, generation) THEN
+      EXECUTE format($q$
+        SELECT coalesce((SELECT e.lane_seq FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq > $2
+                         AND e.lane_seq < $3 AND e.job_id <> $4 ORDER BY e.lane_seq LIMIT 1), $3)
+      $q$, back.ready_slot) INTO job_end USING back.lane_id, rest_seq, rest_end, last_job;
+    END IF;
+  END IF;
+  DELETE FROM rota.queue_returned r WHERE r.lane_id = back.lane_id AND r.first_seq = back.first_seq;
+  UPDATE rota.queue_returned r SET returned_at = had_turn
+  WHERE r.lane_id = back.lane_id AND r.parked_job IS NULL AND r.turn_of = back.turn_of AND r.ready_slot = ANY (slots);
+  IF rest_seq < job_end THEN
+    INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, returned_at, turn_of)
+    VALUES (back.lane_id, rest_seq, job_end - rest_seq, back.ready_slot, had_turn, coalesce(back.turn_of, last_job));
+  END IF;
+  IF job_end < rest_end THEN
+    INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, returned_at)
+    VALUES (back.lane_id, job_end, rest_end - job_end, back.ready_slot, back.returned_at);
+  END IF;
+  IF back.turn_of IS NULL AND rest_seq < job_end THEN
+    PERFORM rota.queue_put_aside(back.lane_id, last_job, NULL, last_job);
   END IF;
 END $$;
 
@@ -170,8 +327,22 @@ BEGIN
     WHERE t.lane_id = of_lane AND t.first_seq > first AND t.first_seq < first + turns);
 END $$;
 
--- Lanes are tried in the given order; a lane that is locked is skipped, and a row without a claim says so. Each lane is
--- of one request, by its number from 1 on, and `wants` says how much each request wants of its lanes together.
+-- Since when the job whose turn is next in the lane has been waiting for it; null if nothing can be claimed. A hint, as
+-- the lane is not locked.
+CREATE OR REPLACE FUNCTION rota.queue_turn_since(of_lane integer) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+  back rota.queue_returned := rota.queue_first_returned(of_lane);
+BEGIN
+  IF back.lane_id IS NOT NULL AND back.turn_of IS NULL THEN
+    RETURN '-infinity';
+  END IF;
+  RETURN least(back.returned_at, rota.queue_cursor_since(of_lane, rota.queue_generation()));
+END $$;
+
+-- Each lane is of one request, by its number from 1 on, and `wants` says how much each request wants of its lanes
+-- together. Of several lanes the next is the one whose job has waited longest for its turn. A lane that is locked is
+-- skipped, and a row without a claim says so.
 CREATE OR REPLACE FUNCTION rota.queue_claim_each(lanes integer[], requests integer[], wants integer[], by bigint)
 RETURNS TABLE (
   request integer, lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
@@ -180,7 +351,11 @@ RETURNS TABLE (
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+  given record;
   taken record;
+  since timestamptz[];
+  at integer;
+  share integer;
   claims_left integer := 64 + cardinality(wants);
 BEGIN
   PERFORM rota.queue_read_committed();
@@ -189,25 +364,47 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'RT022', MESSAGE = format('owner %s may not claim', by);
   END IF;
-  FOR lane_id, request IN
-    SELECT l.lane_id, given.request FROM unnest(lanes, requests) WITH ORDINALITY AS given (lane_id, request, place)
-    JOIN rota.queue_lanes l ON l.lane_id = given.lane_id JOIN rota.queues q ON q.queue = l.queue
-    WHERE NOT q.paused ORDER BY given.place
+  FOR given IN
+    SELECT g.request, array_agg(l.lane_id ORDER BY g.place) AS lanes, bool_and(q.by_job) AS in_turns
+    FROM unnest(lanes, requests) WITH ORDINALITY AS g (lane_id, request, place)
+    JOIN rota.queue_lanes l ON l.lane_id = g.lane_id JOIN rota.queues q ON q.queue = l.queue
+    WHERE NOT q.paused GROUP BY g.request ORDER BY min(g.place)
   LOOP
-    CONTINUE WHEN wants[request] <= 0;
-    IF NOT pg_try_advisory_xact_lock(1903519026, lane_id) THEN
-      RETURN NEXT;
-      CONTINUE;
+    request := given.request;
+    at := 1;
+    IF cardinality(given.lanes) > 1 THEN
+      since := ARRAY(SELECT rota.queue_turn_since(lane) FROM unnest(given.lanes) WITH ORDINALITY AS u (lane, place)
+                     ORDER BY place);
+    ELSE
+      since := ARRAY[now()];
     END IF;
-    -- A claim is cut at the end of its slot or returned range, so a lane may yield several.
     WHILE wants[request] > 0 AND claims_left > 0 LOOP
-      taken := rota.queue_take(lane_id, wants[request], by);
-      EXIT WHEN taken.claim_id IS NULL;
+      IF cardinality(since) > 1 THEN
+        SELECT u.place, greatest(64, wants[request] / count(*) OVER ()) INTO at, share
+        FROM unnest(since) WITH ORDINALITY AS u (turn, place) WHERE u.turn IS NOT NULL ORDER BY u.turn, u.place LIMIT 1;
+      ELSE
+        share := wants[request];
+      END IF;
+      EXIT WHEN at IS NULL OR since[at] IS NULL;
+      lane_id := given.lanes[at];
+      IF NOT pg_try_advisory_xact_lock(1903519026, lane_id) THEN
+        since[at] := NULL;
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+      taken := rota.queue_take(lane_id, least(share, wants[request]), by, given.in_turns);
+      IF taken.claim_id IS NULL THEN
+        since[at] := NULL;
+        CONTINUE;
+      END IF;
       claims_left := claims_left - 1;
       wants[request] := wants[request] - taken.n + coalesce(bit_count(taken.skipped), 0);
       RETURN QUERY SELECT request, lane_id, taken.claim_id, taken.n, taken.first_seq, taken.skipped, p.sizes, p.jobs,
                           p.layers, p.frames, p.attempts, p.payloads
                    FROM (SELECT (taken.pieces).*) AS p;
+      IF cardinality(since) > 1 AND wants[request] > 0 THEN
+        since[at] := rota.queue_turn_since(lane_id);
+      END IF;
     END LOOP;
     EXIT WHEN claims_left <= 0;
   END LOOP;

@@ -164,24 +164,15 @@ LANGUAGE plpgsql AS $$
 DECLARE
   generation bigint := rota.queue_generation();
   at record;
-  slots integer[];
 BEGIN
   FOREACH lane_id IN ARRAY lanes LOOP
     SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
     WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
     IF FOUND THEN
-      slots := ARRAY[at.slot];
+      EXECUTE format('SELECT rota.queue_since_%s($1, $2)', at.slot) INTO enqueued_at USING lane_id, at.seq;
     ELSE
-      SELECT rota.queue_past_tombstones(queue_heads.lane_id, c.cursor) AS seq, c.age INTO at
-      FROM rota.queue_cursor(queue_heads.lane_id, generation) AS c;
-      slots := ARRAY(SELECT rota.queue_slot(generation, age) FROM generate_series(at.age, 0, -1) AS age);
+      enqueued_at := rota.queue_cursor_since(lane_id, generation);
     END IF;
-    FOR place IN 1 .. cardinality(slots) LOOP
-      EXECUTE format('SELECT e.enqueued_at FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq <= $2'
-                     ' AND e.lane_seq + e.n > $2 ORDER BY e.lane_seq DESC LIMIT 1', slots[place])
-        INTO enqueued_at USING queue_heads.lane_id, at.seq;
-      EXIT WHEN enqueued_at IS NOT NULL;
-    END LOOP;
     IF enqueued_at IS NOT NULL THEN
       RETURN NEXT;
     END IF;

@@ -43,21 +43,19 @@ BEGIN
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);
 END $$;
 
--- The job's positions right behind the cursor become one parked row per contiguous range, across any number of entries,
--- and the lane moves on. Only index lookups, as in `queue_read_k`.
-CREATE OR REPLACE FUNCTION rota.queue_park_rest(of_lane integer, of_job uuid) RETURNS bigint
+-- The job's positions right behind the cursor of a locked lane become one returned row per contiguous range, across any
+-- number of entries, and the cursor moves on. Returns the number of positions that it moved past. Only index lookups, as
+-- in `queue_read_k`.
+CREATE OR REPLACE FUNCTION rota.queue_put_aside(of_lane integer, of_job uuid, parked_for uuid, turn_of uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-  generation bigint;
+  generation bigint := rota.queue_generation();
   at record;
   entry record;
   slot integer;
   next bigint;
-  parked bigint := 0;
+  passed bigint := 0;
 BEGIN
-  PERFORM rota.queue_read_committed();
-  PERFORM pg_advisory_xact_lock(1903519026, of_lane);
-  generation := rota.queue_generation();
   SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
   FOR age IN REVERSE at.age .. 0 LOOP
     slot := rota.queue_slot(generation, age);
@@ -67,7 +65,7 @@ BEGIN
                      ' AND lane_seq <= $2 ORDER BY lane_seq DESC LIMIT 1', slot) INTO entry USING of_lane, at.cursor;
       EXIT WHEN entry.next IS NULL OR entry.next <= at.cursor;
       IF entry.job_id <> of_job THEN
-        RETURN parked;
+        RETURN passed;
       END IF;
       EXECUTE format($q$
         SELECT coalesce(
@@ -75,24 +73,39 @@ BEGIN
            ORDER BY lane_id, lane_seq LIMIT 1),
           (SELECT lane_seq + n FROM rota.ready_entries_%1$s WHERE lane_id = $1 ORDER BY lane_seq DESC LIMIT 1))
       $q$, slot) INTO next USING of_lane, at.cursor, of_job;
-      INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, parked_job)
-      SELECT of_lane, lower(run), upper(run) - lower(run), slot, of_job
+      INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, parked_job, returned_at, turn_of)
+      SELECT of_lane, lower(run), upper(run) - lower(run), slot, parked_for, clock_timestamp(), queue_put_aside.turn_of
       FROM unnest(int8multirange(int8range(at.cursor, next)) - coalesce(
         (SELECT range_agg(int8range(t.first_seq, t.first_seq + t.n)) FROM rota.ready_tombstones t
          WHERE t.lane_id = of_lane AND t.first_seq BETWEEN at.cursor AND next - 1), '{}')) AS run;
       INSERT INTO rota.queue_claims (ready_slot, claim_id, lane_id, last_seq, n, owner)
       VALUES (slot, nextval('rota.queue_claim_ids') * 8 + slot, of_lane, next - 1, 0, 0);
-      parked := parked + next - at.cursor;
+      passed := passed + next - at.cursor;
       at.cursor := next;
     END LOOP;
   END LOOP;
-  RETURN parked;
+  RETURN passed;
+END $$;
+
+-- Parks the job's next positions, at the cursor or put aside, so that the lane moves on to other jobs.
+CREATE OR REPLACE FUNCTION rota.queue_park_rest(of_lane integer, of_job uuid) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  slots integer[];
+BEGIN
+  PERFORM rota.queue_read_committed();
+  PERFORM pg_advisory_xact_lock(1903519026, of_lane);
+  slots := rota.queue_lock_slots_aside(of_lane, of_job);
+  UPDATE rota.queue_returned r SET parked_job = of_job, turn_of = NULL
+  WHERE r.lane_id = of_lane AND r.turn_of = of_job AND r.parked_job IS NULL AND r.ready_slot = ANY (slots);
+  RETURN rota.queue_put_aside(of_lane, of_job, of_job, NULL);
 END $$;
 
 COMMENT ON FUNCTION rota.queue_park_rest IS
   'Parked positions stay counted as waiting. Returns the number of positions that the cursor moved past.';
 
--- Makes up to `most` parked positions of a job claimable again, ahead of their lanes. The rest stays parked.
+-- Makes up to `most` parked positions of a job claimable again, when it is its turn: it had the last one before it was
+-- parked. The rest stays parked.
 CREATE OR REPLACE FUNCTION rota.queue_unpark(of_job uuid, most bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -111,7 +124,7 @@ BEGIN
   LOOP
     EXIT WHEN freed >= most;
     part := least(parked.n, most - freed);
-    UPDATE rota.queue_returned r SET parked_job = NULL, n = part
+    UPDATE rota.queue_returned r SET parked_job = NULL, turn_of = of_job, n = part
     WHERE r.lane_id = parked.lane_id AND r.first_seq = parked.first_seq;
     IF part < parked.n THEN
       INSERT INTO rota.queue_returned
@@ -250,7 +263,8 @@ BEGIN
         behind := behind + asked * entry.turns;
         DELETE FROM rota.queue_returned r WHERE r.lane_id = lane AND r.first_seq = returned.first_seq;
         INSERT INTO rota.queue_returned
-        SELECT lane, lower(run), upper(run) - lower(run), entry.slot, returned.parked_job, returned.returned_at
+        SELECT lane, lower(run), upper(run) - lower(run), entry.slot, returned.parked_job, returned.returned_at,
+               returned.turn_of
         FROM unnest(asked - entry.turns) AS run;
       END LOOP;
       INSERT INTO rota.ready_tombstones (lane_id, first_seq, n, ready_slot)

@@ -34,13 +34,17 @@ CREATE OR REPLACE FUNCTION rota.queue_lane_to_fill(of_queue text, of_priority sm
 LANGUAGE plpgsql AS $$
 DECLARE
   shards integer;
+  in_turns boolean;
   lane integer;
   held integer;
 BEGIN
-  SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+  SELECT q.enqueue_shards, q.by_job INTO shards, in_turns FROM rota.queues q WHERE q.queue = of_queue;
   IF NOT FOUND THEN
     INSERT INTO rota.queues (queue) VALUES (of_queue) ON CONFLICT DO NOTHING;
-    SELECT q.enqueue_shards INTO shards FROM rota.queues q WHERE q.queue = of_queue;
+    SELECT q.enqueue_shards, q.by_job INTO shards, in_turns FROM rota.queues q WHERE q.queue = of_queue;
+  END IF;
+  IF key IS NOT NULL AND in_turns THEN
+    UPDATE rota.queues q SET by_job = false WHERE q.queue = of_queue;
   END IF;
   IF key IS NULL THEN
     FOR shard IN 0 .. shards - 1 LOOP
@@ -165,6 +169,21 @@ BEGIN
   LOOP
     PERFORM rota.queue_count(-1, given.lane_id, deferred => given.n);
   END LOOP;
+END $$;
+
+-- Since when the position at the cursor of the lane has been waiting; null if there is none.
+CREATE OR REPLACE FUNCTION rota.queue_cursor_since(of_lane integer, generation bigint) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+  at record;
+  since timestamptz;
+BEGIN
+  SELECT rota.queue_past_tombstones(of_lane, c.cursor) AS seq, c.age INTO at FROM rota.queue_cursor(of_lane, generation) AS c;
+  FOR age IN REVERSE at.age .. 0 LOOP
+    EXECUTE format('SELECT rota.queue_since_%s($1, $2)', rota.queue_slot(generation, age)) INTO since USING of_lane, at.seq;
+    EXIT WHEN since IS NOT NULL;
+  END LOOP;
+  RETURN since;
 END $$;
 
 -- The claim cursor of the lane, and the age of the oldest slot that may hold the next position; 7 is slot 7. Exact

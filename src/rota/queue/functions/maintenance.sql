@@ -397,8 +397,8 @@ BEGIN
     UPDATE rota.queue_returned r SET n = upto - r.first_seq
     FROM rota.queue_returned was WHERE r.lane_id = last_lane AND r.ready_slot = slot AND r.first_seq < upto
       AND r.first_seq + r.n > upto AND was.lane_id = r.lane_id AND was.first_seq = r.first_seq
-    RETURNING r.lane_id, was.first_seq + was.n - upto AS rest, r.parked_job, r.returned_at
-  ) INSERT INTO rota.queue_returned SELECT lane_id, upto, rest, slot, parked_job, returned_at FROM cut;
+    RETURNING r.lane_id, was.first_seq + was.n - upto AS rest, r.parked_job, r.returned_at, r.turn_of
+  ) INSERT INTO rota.queue_returned SELECT lane_id, upto, rest, slot, parked_job, returned_at, turn_of FROM cut;
   WITH cut AS (
     UPDATE rota.ready_tombstones t SET n = upto - t.first_seq
     FROM rota.ready_tombstones was WHERE t.lane_id = last_lane AND t.ready_slot = slot AND t.first_seq < upto

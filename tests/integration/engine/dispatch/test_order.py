@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rota.model.job_states import JobState
 from tests.support.dispatch import Rig
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, gates, hanging, seen
@@ -11,6 +12,7 @@ from tests.support.waiting import until
 
 ROUNDS = 12
 BY_SHOW = sql("SELECT s.str_name, count(*) AS n FROM rota.proc p JOIN rota.show s USING (pk_show) GROUP BY 1")
+ANY_ENDED = sql("SELECT sum(succeeded) > 0 FROM rota.layer WHERE pk_job = $1::uuid")
 TAKE_LANE = sql("SELECT pg_advisory_xact_lock(1903519026, $1)")
 BY_WORKER = sql("SELECT count(*) AS frames FROM rota.proc GROUP BY pk_host")
 
@@ -44,6 +46,18 @@ async def test_released_share_goes_to_the_highest_priority_that_waits(cluster, m
         running = seen["began"][-1]
     order = [int(name[0]) for name in seen["began"][1:]]
     assert order == sorted(order, reverse=True)
+
+
+async def test_short_job_does_not_wait_for_a_long_one_of_its_queue(cluster):
+    await cluster.show()
+    await cluster.worker(slots=8)
+    long = await cluster.submit("noop", frames=30_000)
+    await until(lambda: cluster.database.value(ANY_ENDED, long), what="the first frames of the long job")
+    short = await cluster.submit("noop", frames=5)
+    assert await cluster.ended(short) == "SUCCEEDED"
+    waiting = sum(counts.waiting for counts in (await cluster.replica.queue.counts_exact()).values())
+    assert waiting > 20_000
+    await cluster.replica.engine.canceller.terminate(long, JobState.CANCELLED, "cancelled")
 
 
 async def test_frames_of_a_small_job_are_spread_over_idle_workers(cluster):

@@ -158,6 +158,21 @@ async def test_explain_counts_the_frames_ahead(rig):
     assert (before.ahead, before.queues_before, before.frames_before) == (0, 1, 4)
 
 
+async def test_explain_counts_a_turn_of_each_job_ahead(rig):
+    """Jobs of a queue take turns, so not all frames of a long one are ahead of a short one."""
+    rig.beat("w", slots=1, capabilities=("task.noop",))
+    await rig.submit("film", frames=10_000)
+    await rig.submit("film", frames=3)
+    last = await rig.submit("film")
+    assert (await rig.explainer.explain(last)).layers[0].position.ahead == 64 + 3
+    started = []
+    while not await rig.started(last):
+        started.append((await rig.explainer.explain(last)).layers[0].position.ahead)
+        rig.beat("w", slots=len(started) + 1, capabilities=("task.noop",))
+        await rig.turn()
+    assert started == [67, 3, 0], "each slot that becomes free goes to the next job"
+
+
 async def test_explain_fair_share_puts_shows_with_lower_usage_first(rig):
     rig.beat("w", slots=1, capabilities=("task.noop",))
     await rig.show("other", {"farm": 50})

@@ -1,0 +1,151 @@
+"""Jobs of one queue take turns: a short job does not wait for all frames of a long one before it."""
+
+from uuid import uuid4
+
+import pytest
+
+from rota.queue import Queue
+from tests.support.queue import Dispatcher, agreed, entry, sql
+
+QUANTUM = 64
+ASIDE = sql("SELECT count(*) FROM rota.queue_returned WHERE turn_of IS NOT NULL")
+
+
+async def runs(dispatcher, want):
+    """What a claim of so many frames gets, as job and number of frames, in order."""
+    merged = []
+    for piece in await dispatcher.pieces(want):
+        if merged and merged[-1][0] == piece.job:
+            merged[-1][1] += len(piece.frames)
+        else:
+            merged.append([piece.job, len(piece.frames)])
+    return [tuple(each) for each in merged]
+
+
+@pytest.fixture
+def queue(database):
+    return Queue(database)
+
+
+@pytest.fixture
+async def dispatcher(database):
+    return await Dispatcher(database).enlisted()
+
+
+@pytest.fixture
+def jobs():
+    return [uuid4() for _ in range(3)]
+
+
+async def test_short_job_has_its_turn_after_a_quantum_of_a_long_one(queue, dispatcher, database, jobs):
+    long, short, _ = jobs
+    await queue.enqueue([entry(job=long, frames=10_000), entry(job=short, frames=5)])
+    assert await runs(dispatcher, 300) == [(long, QUANTUM), (short, 5), (long, 300 - QUANTUM - 5)]
+    assert (await agreed(database))["film"]["waiting"] == 10_005 - 300
+
+
+async def test_short_job_that_comes_later_is_next(queue, dispatcher, jobs):
+    """Slots become free one by one, as on a full farm."""
+    long, short, other = jobs
+    await queue.enqueue([entry(job=long, frames=10_000)])
+    assert await runs(dispatcher, 100) == [(long, 100)]
+    await queue.enqueue([entry(job=short, frames=3), entry(job=other)])
+    order = [(await runs(dispatcher, 1))[0][0] for _ in range(8)]
+    assert order == [long, short, other, long, short, long, short, long]
+
+
+async def test_long_job_alone_is_claimed_at_once(queue, dispatcher, database, jobs):
+    await queue.enqueue([entry(job=jobs[0], frames=2_000)])
+    assert [claim.n for claim in await dispatcher.claim(1_000)] == [512, 488]
+    assert await database.value(ASIDE) == 0
+
+
+async def test_long_jobs_share_what_is_free(queue, dispatcher, database, jobs):
+    await queue.enqueue([entry(job=job, frames=1_000) for job in jobs])
+    got = dict.fromkeys(jobs, 0)
+    for job, frames in await runs(dispatcher, 600):
+        got[job] += frames
+    assert max(got.values()) - min(got.values()) <= QUANTUM
+    while taken := await runs(dispatcher, 100):
+        for job, frames in taken:
+            got[job] += frames
+    assert set(got.values()) == {1_000}
+    assert (await agreed(database))["film"]["running"] == 3_000
+
+
+async def test_frames_of_a_job_keep_their_order(queue, dispatcher, jobs):
+    await queue.enqueue([entry(job=job, frames=500) for job in jobs])
+    seen = {job: [] for job in jobs}
+    while pieces := await dispatcher.pieces(90):
+        for piece in pieces:
+            seen[piece.job] += piece.frames
+    assert all(frames == sorted(frames) and len(frames) == 500 for frames in seen.values())
+
+
+async def test_job_of_many_entries_takes_turns_as_one(queue, dispatcher, database, jobs):
+    """A map has an entry per item."""
+    long, short, _ = jobs
+    await queue.enqueue([*(entry(job=long, frame=frame, payload=b"x") for frame in range(700)), entry(job=short)])
+    assert await runs(dispatcher, 200) == [(long, QUANTUM), (short, 1), (long, 200 - QUANTUM - 1)]
+    assert await database.value(ASIDE) == 1
+
+
+async def test_retried_frames_of_a_long_job_hide_nobody(queue, dispatcher, jobs):
+    """They are queued behind the short job, so the last entry of the lane is of the long one."""
+    long, short, _ = jobs
+    await queue.enqueue([*(entry(job=long, frame=frame) for frame in range(700)), entry(job=short)])
+    await queue.enqueue([entry(job=long, frame=frame, attempt=1) for frame in range(700, 720)])
+    assert (await runs(dispatcher, 100))[1] == (short, 1)
+
+
+async def test_frames_given_back_do_not_hold_up_other_jobs(queue, dispatcher, database, jobs):
+    """A quota refused most of a large claim, so that they are ahead of everything."""
+    long, short, _ = jobs
+    await queue.enqueue([entry(job=long, frames=2_000)])
+    tokens = await dispatcher.tokens(512)
+    await queue.give_back(tokens[1:])
+    await queue.enqueue([entry(job=short, frames=2)])
+    assert [(await runs(dispatcher, 1))[0][0] for _ in range(4)] == [long, short, long, short]
+    assert (await agreed(database))["film"]["waiting"] == 2_002 - 5
+
+
+async def test_short_job_in_another_shard_has_its_turn(queue, dispatcher, database, jobs):
+    """A producer that met another one fills another lane."""
+    long, short, _ = jobs
+    await queue.ensure_queue("film", shards=2)
+    await queue.enqueue([entry(job=long, frames=3_000)])
+    async with database.transaction() as tx:
+        await queue.enqueue([entry(frames=1)], on=tx)
+        await queue.enqueue([entry(job=short, frames=2)])
+    await runs(dispatcher, 2)
+    order = [job for _ in range(6) for job, _ in await runs(dispatcher, 1)]
+    assert order.count(short) == 2
+    assert order.index(short) <= 2
+
+
+async def test_parked_job_gives_up_its_turns(queue, dispatcher, database, jobs):
+    long, short, _ = jobs
+    [placed] = await queue.enqueue([entry(job=long, frames=1_000), entry(job=short, frames=200)])
+    await runs(dispatcher, 2 * QUANTUM)
+    assert await database.value(ASIDE) == 2
+    await queue.park([], long, rest_of=[placed.lane])
+    assert await runs(dispatcher, 400) == [(short, 200 - QUANTUM)]
+    assert await queue.unpark(long, 1_000) == 1_000 - QUANTUM
+    assert await runs(dispatcher, 100) == [(long, 100)]
+    assert await queue.cancel_waiting(long) == 1_000 - QUANTUM - 100
+    assert (await agreed(database))["film"]["waiting"] == 0
+
+
+async def test_entries_with_a_key_keep_their_order(queue, dispatcher, jobs):
+    """Their order is promised, so no job of such a queue passes another."""
+    long, short, _ = jobs
+    await queue.enqueue([entry(job=long, frames=1_000, key="a"), entry(job=short, key="a")])
+    assert await runs(dispatcher, 1_001) == [(long, 1_000), (short, 1)]
+
+
+async def test_two_dispatchers_share_the_turns(queue, database, dispatcher, jobs):
+    long, short, _ = jobs
+    other = await Dispatcher(database, "other").enlisted()
+    await queue.enqueue([entry(job=long, frames=1_000), entry(job=short, frames=2)])
+    order = [(await runs(each, 1))[0][0] for each in (dispatcher, other, dispatcher, other)]
+    assert order == [long, short, long, short]
