@@ -245,7 +245,7 @@ class Engine:
         freed = list(result.freed.items())
         for show, deleted in result.released.items():
             by_pool = deleted.by_pool()
-            self.dispatcher.frames_released(show, deleted.by_job(), by_pool)
+            self.dispatcher.frames_released(show, deleted.by_job(), by_pool, deleted.batch)
             if len(self.members.live_replicas()) > 1:
                 (worker, tokens), *others = freed or [(NIL_UUID, [])]
                 released = [(pool, usage.cores, usage.gpus) for pool, usage in by_pool.items()]

@@ -12,6 +12,7 @@ from itertools import count
 from typing import NamedTuple
 from uuid import UUID
 
+from rota.accounting.ledger import NIL_UUID, BookingGroup, Charge
 from rota.engine.dispatch.ordering import queue_rank
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.rounds import RoundPlanner
@@ -44,8 +45,10 @@ class WaitingFrames:
 
 
 class SimulatedFarm:
-    def __init__(self, sizes, *, workers=1, slots=8, cores=None, pools=("farm",), elsewhere=None, reads_s=1.0):
-        """`sizes`: cores by show in every pool that has workers; `elsewhere`: by show in a pool without workers."""
+    def __init__(self, sizes, *, workers=1, slots=8, cores=None, pools=("farm",), elsewhere=None, reads_s=1.0,
+                 minimums=None):  # fmt: skip
+        """`sizes`: cores by show in every pool that has workers; `elsewhere`: by show in a pool without workers;
+        `minimums`: cores by folder, which is part of a job, in the show `film`."""
         every = [pool(name) for name in (*pools, "empty")]
         self.fleet = Fleet(routes({"*": (*pools, "empty")}, *every))
         self.clock, self.registry = self.fleet.clock, self.fleet.registry
@@ -57,6 +60,7 @@ class SimulatedFarm:
         self.inversions = []
         self.rounds = 0
         self.used = Counter()
+        self.used_by_folder = Counter()
         self.core_s = Counter()
         self._counted_s = self.clock.now_s
         self._beats = [
@@ -68,6 +72,7 @@ class SimulatedFarm:
         self._names = {each: show for show, each in self._shows.items()}
         self._sizes = {(self._shows[show], each.id): 100 * size for show, size in sizes.items() for each in every[:-1]}
         self._sizes |= {(self._shows[show], every[-1].id): 100 * size for show, size in (elsewhere or {}).items()}
+        self._minimums = {(self._shows["film"], id_of(f)): Usage(100 * n) for f, n in (minimums or {}).items()}
         self._pool_of = {name: each.id for name, each in zip(pools, every, strict=False)}
         self._waiting = {}
         self._turn_due = False
@@ -89,10 +94,11 @@ class SimulatedFarm:
         """Queue a job: `frames`, `runs_s` (each), `priority`, and what a frame needs."""
         given = {"frames": 1, "runs_s": 1.0, "priority": 5, "queue": "q", **(job or {}), **more}
         frames, runs_s, priority = given.pop("frames"), given.pop("runs_s"), given.pop("priority")
-        name = f"{show}/{given.pop('queue')}/{sorted(given.items())}"
+        folder = given.pop("folder", "any")
+        name = f"{show}/{folder}/{given.pop('queue')}/{sorted(given.items())}"
         if (name, priority) not in self._waiting:
             self._waiting[name, priority] = deque()
-            key = QueueKey(name, self._shows[show], UUID(int=1), UUID(int=2), requirements_of("t", **given))
+            key = QueueKey(name, self._shows[show], id_of(folder), UUID(int=2), requirements_of("t", **given))
             self.queues.add(PendingQueue(key, priority, [1]))
         number = next(self._jobs)
         self._waiting[name, priority].append(WaitingFrames(number, self.clock.now_s, frames, runs_s))
@@ -134,6 +140,8 @@ class SimulatedFarm:
             usage[show, pool_id] += cores
         shares = {at: (size, usage[at]) for at, size in self._sizes.items()}
         self.queues.set_shares(shares)
+        used = {key: Usage(self.used_by_folder[key]) for key in self._minimums}
+        self.queues.set_minimums(self._minimums, used)
         for at, pending in self.queues.entries.items():
             self._set_age(pending, self._waiting[at])
             pending.waiting = sum(each.frames for each in self._waiting[at])
@@ -200,6 +208,7 @@ class SimulatedFarm:
             self.registry.record_allocations(portion.worker, [(first, taken)], need)
             self._count_use()
             self.used[pending.key.show, portion.pool_id] += taken * need.cores
+            self.used_by_folder[pending.key.show, pending.key.folder] += taken * need.cores
             waited_s = self.clock.now_s - head.at_s
             start = Start(self.now_s, show, pending.priority, head.job, portion.worker, waited_s)
             self.starts += [start] * taken
@@ -212,6 +221,9 @@ class SimulatedFarm:
     def _end(self, key, portion, first, n):
         self._count_use()
         self.used[key.show, portion.pool_id] -= n * key.cls.need.cores
+        self.used_by_folder[key.show, key.folder] -= n * key.cls.need.cores
+        charge = Charge(portion.pool_id, key.folder, NIL_UUID, NIL_UUID, key.dept, key.cls.need.cores, 0)
+        self.queues.bookings_released(key.show, [BookingGroup(charge, portion.worker, range(first, first + n))])
         self.registry.release_allocations(portion.worker, [(first, n)])
         self.queues.capacity_released(key.show, n, {portion.pool_id: Usage(n * key.cls.need.cores)})
         if not self._turn_due:
@@ -234,5 +246,5 @@ class SimulatedFarm:
                     queue_rank(at[1], now_s - lane[0].at_s),
                     queue_rank(pending.priority, now_s - served.at_s),
                 )
-                if theirs[0] < ours[0] - 0.01:
+                if theirs[1] < ours[1] - 0.01:
                     self.inversions.append((self.now_s, at, pending.priority))

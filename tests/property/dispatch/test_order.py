@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.property.dispatch.simulation import SimulatedFarm
 from tests.support.harness.effort import effort
+from tests.support.placement import id_of
 
 DAY_S = 86_400.0
 JOBS = st.lists(
@@ -72,6 +73,18 @@ def test_show_that_comes_later_has_its_share_as_soon_as_frames_end():
     farm.reset_shares()
     farm.run_until(300.0)
     assert farm.shares()["short"] == pytest.approx(0.5, abs=0.02)
+
+
+@given(st.integers(0, 20), st.integers(1, 9), st.integers(1, 9), st.sampled_from([3.0, 60.0]))
+def test_folder_below_its_minimum_is_served_first_and_above_it_by_priority(least, priority, other, runs_s):
+    farm = SimulatedFarm({"film": 20}, slots=20, minimums={"small": least})
+    farm.submit("film", folder="large", priority=other, frames=20_000, runs_s=runs_s)
+    farm.submit_at(100.0, "film", folder="small", priority=priority, frames=20_000, runs_s=runs_s)
+    farm.run_until(100.0 + 2 * runs_s)
+    served = farm.used_by_folder[farm._shows["film"], id_of("small")] // 100
+    # Waiting counts for less than one level, so priorities that differ decide.
+    expected = 20 if priority > other else least if priority < other else None
+    assert served == expected if expected is not None else served >= least
 
 
 @pytest.mark.parametrize("shows", [2, 10, 50])

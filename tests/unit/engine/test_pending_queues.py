@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.pending_reader import PendingReader
 from rota.model.quota import Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
@@ -25,6 +25,10 @@ class StoppedClock:
         return self.now_s
 
 
+def key_of(queue, show):
+    return QueueKey(queue, show, UUID(int=8), UUID(int=9), CLASS)
+
+
 @pytest.fixture
 def queues():
     return PendingQueues(StoppedClock(), lambda _cls: (POOL,))
@@ -32,11 +36,11 @@ def queues():
 
 @pytest.fixture
 def pending(queues):
-    return queues.add(PendingQueue(SimpleNamespace(queue="q", show=SHOW, cls=CLASS), 1, [7], waiting=5))
+    return queues.add(PendingQueue(key_of("q", SHOW), 1, [7], waiting=5))
 
 
 def another(queues):
-    return queues.add(PendingQueue(SimpleNamespace(queue="r", show=OTHER, cls=CLASS), 1, [8], waiting=5))
+    return queues.add(PendingQueue(key_of("r", OTHER), 1, [8], waiting=5))
 
 
 def in_order(queues):
@@ -136,7 +140,7 @@ def aged():
     clock = StoppedClock()
     queues = PendingQueues(clock, lambda _cls: (POOL,))
     reader = PendingReader(queues, None, lanes, clock)
-    reader._keys = {name: SimpleNamespace(show=SHOW, queue=name, cls=CLASS) for name in ("old", "new")}
+    reader._keys = {name: key_of(name, SHOW) for name in ("old", "new")}
     return queues, reader, lanes
 
 
@@ -226,7 +230,7 @@ def test_release_does_not_end_the_wait_for_workers(queues, pending):
 def test_claim_whose_frames_were_subtracted_by_a_count_leaves_what_waits(aged):
     queues, _, lanes = aged
     lanes.waiting = {1: ("old", 1, 0.0)}
-    pending = queues.add(PendingQueue(SimpleNamespace(queue="old", show=SHOW, cls=CLASS), 1, [1], waiting=110))
+    pending = queues.add(PendingQueue(key_of("old", SHOW), 1, [1], waiting=110))
     pending.busy = True
     queues.set_counts([ClaimableLane(1, "old", 1, 10, 0)], {"old": pending.key}, {}, queues.arrivals(None), None)
     queues.frames_claimed(pending, 100, 100, pending.arrivals, ended=True)
@@ -253,3 +257,29 @@ def test_queue_that_no_worker_can_serve_waits_for_one(queues, pending):
     queues.no_capacity(pending, Reason.NO_WORKERS, {})
     queues._clock.now_s += 10.0
     assert in_order(queues) == [pending]
+
+
+def test_full_share_is_asked_again_by_the_highest_priority(queues, pending):
+    """A release may come at that moment, so a queue that was held earlier must not be the one that asks."""
+    queues.share_refused(pending, POOL, FULL, queues.moment(pending))
+    queues.no_capacity(pending, Reason.NO_WORKERS, queues.share_limits(pending))
+    queues._clock.now_s += 0.7
+    higher = queues.add(PendingQueue(key_of("q", SHOW), 8, [9], waiting=1, since_s=queues._clock.now_s))
+    queues.no_capacity(higher, Reason.NO_WORKERS, queues.share_limits(higher))
+    assert list(queues.order()) == []
+    queues._clock.now_s += 0.31
+    assert list(queues.order()) == [higher, pending]
+
+
+def test_release_while_refused_frames_return_is_kept_for_them(queues, pending):
+    """The room of the share was not known when the round began, for example because a limit had changed."""
+    lower = queues.add(PendingQueue(key_of("q", SHOW), 0, [9], waiting=1, since_s=queues._clock.now_s))
+    asked, reservation = queues.moment(pending), queues.reserve_share(pending, a_plan((POOL, 5)))
+    queues.frames_claimed(pending, 5, 5, pending.arrivals, ended=True)
+    queues.share_refused(pending, POOL, FULL, asked, reservation)
+    queues.capacity_released(SHOW, 1, {POOL: Usage(100)})
+    assert queues.share_limits(lower) == {POOL: 0}
+    queues.frames_returned(pending, 5)
+    queues.shrink_share(pending, reservation, 0)
+    assert queues.share_limits(pending) == {POOL: 1}
+    assert next(iter(queues.order())) is pending

@@ -99,10 +99,20 @@ def test_share_that_grants_more_than_its_room_is_asked_for_twice_as_much_at_once
     assert full.frames_max(SHOW, ONE, NOW_S + PROBE_INTERVAL_S) == {POOL: 1}
 
 
-def test_changed_limits_forget_the_room_and_refusals_under_way(full):
+def test_changed_limits_let_one_round_ask_for_much_and_ignore_refusals_under_way(full):
     asked = full.moment(SHOW)
     full.reset()
     full.refused(SHOW, POOL, at(600, 600), asked, NOW_S)
+    assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: 64}
+    full.reserve(SHOW, ONE, [(POOL, 64)], NOW_S)
+    assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: 0}, "no other queue may be faster"
+
+
+def test_share_that_grants_all_that_is_asked_for_has_no_room_to_keep(full):
+    full.reset()
+    for frames in (64, 128, 256, 512):
+        assert full.frames_max(SHOW, ONE, NOW_S) == {POOL: frames}
+        full.booked(SHOW, POOL, ONE, frames, full.moment(SHOW))
     assert full.frames_max(SHOW, ONE, NOW_S) == {}
 
 

@@ -358,6 +358,7 @@ class Assigner:
         result = await self.finisher.finish_attempts({worker: ends})
         self.registry.release_allocations(worker, result.freed.get(worker, ()))
         for show, deleted in result.released.items():
+            self.pending_queues.bookings_released(show, deleted.batch)
             self.pending_queues.capacity_released(show, deleted.frames, deleted.by_pool())
 
     def _message(self, worker: UUID, slices: Sequence[BookedSlice]) -> BusMessage:
@@ -454,7 +455,7 @@ class Assigner:
                 resource = Resource.CORES if ask.cores else Resource.GPUS
                 refusal = Refusal(Level.SUBSCRIPTION, resource, 0, 0, ask.of(resource))
             if refusal is not None and refusal.table is Level.SUBSCRIPTION:
-                self.pending_queues.share_refused(pending, pool, refusal, asked)
+                self.pending_queues.share_refused(pending, pool, refusal, asked, booking.part.share)
 
     async def _discard_ended(self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]) -> None:
         """Park frames of a job that is being terminated, for the canceller to end; fail frames whose job is gone."""

@@ -32,6 +32,7 @@ from uuid import UUID
 
 import structlog
 
+from rota.accounting.ledger import BookingBatch
 from rota.accounting.unpushed_limits import LIMITS_CHANNEL
 from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
@@ -140,8 +141,12 @@ class Dispatcher:
         self._capacity_freed = True
         self._wake.set()
 
-    def frames_released(self, show: ShowId, jobs: Mapping[UUID, int], by_pool: Mapping[PoolId, Usage]) -> None:
-        """These jobs released the bookings of so many frames each, and this much of each pool."""
+    def frames_released(
+        self, show: ShowId, jobs: Mapping[UUID, int], by_pool: Mapping[PoolId, Usage], bookings: BookingBatch = ()
+    ) -> None:
+        """These jobs released the bookings of so many frames each, and this much of each pool. `bookings`: what they
+        were, if that is known here."""
+        self.pending_queues.bookings_released(show, bookings)
         self.parked_jobs.frames_released(jobs)
         self.concurrency_limiter.frames_released(show)
         self.pending_queues.capacity_released(show, sum(jobs.values()), by_pool)
@@ -445,6 +450,8 @@ class Dispatcher:
         try:
             await self.reader.refresh(queues)
             if queues is None:
+                if self.pending_queues.entries:
+                    await self.reader.refresh_minimums()
                 waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
                 await self.concurrency_limiter.refresh()
                 # Always: the pending queues do not include lanes in which every frame is parked.

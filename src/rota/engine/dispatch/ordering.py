@@ -1,6 +1,7 @@
 """Fair share and ageing: which pending queue is served first, and how many frames it may take in a round. Pure.
 
-Order: the show furthest below its size in the pools that may run the frames, then priority with ageing, then age.
+Order: the show furthest below its size in the pools that may run the frames; within it, queues of folders and
+departments below their minimum, then priority with ageing, then age.
 
 While several shows wait, each has a fair share of a pool: its size divided by the sizes of all shows that wait for it.
 A round takes what the show's use lacks of its fair share or, if its frames are short, what the show would run within a
@@ -29,7 +30,7 @@ MEMORY_S: Final = 5.0
 ShareUsage = tuple[int, float]
 """0 if the show has a size, else 1; then the fraction of the size (or the amount) in use."""
 ShareKey = tuple[ShowId, PoolId]
-QueueRank = tuple[float, float]
+QueueRank = tuple[int, float, float]
 """Order of the queues of one show: the smallest is served first."""
 
 
@@ -42,9 +43,9 @@ def share_usage(shares: Iterable[tuple[int, float]]) -> ShareUsage:
     return (0, used / size) if size else (1, used)
 
 
-def queue_rank(priority: int, age_s: float) -> QueueRank:
+def queue_rank(priority: int, age_s: float, *, below_minimum: bool = False) -> QueueRank:
     """The rank of a queue whose first frame has waited for `age_s`."""
-    return (-(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
+    return (0 if below_minimum else 1, -(priority + min(age_s / AGEING_S, AGEING_LEVELS_MAX)), -age_s)
 
 
 def fair_frames_max(fair_share: float, used: float, turnover_per_s: float) -> int:

@@ -1,10 +1,10 @@
 """Queues with waiting frames, in scheduling order, as one dispatcher knows them. No I/O: `pending_reader` reads them.
 
 A `PendingQueue` is a queue at one priority: lanes whose frames have the same placement and quota requirements, so one
-refused frame stands for all behind it. Order: the show furthest below its size in the pool, then priority with ageing,
-then age (`ordering`). The age is that of the first waiting frame as PostgreSQL stores it, so it is the same on every
-replica and starts anew when a queue was empty. A refused queue is skipped until a relevant change or until `BACKOFF_S`
-has passed.
+refused frame stands for all behind it. Order: the show furthest below its size in the pool, then what is below a
+minimum, then priority with ageing, then age (`ordering`). The age is that of the first waiting frame as PostgreSQL
+stores it, so it is the same on every replica and starts anew when a queue was empty. A refused queue is skipped until a
+relevant change or until `BACKOFF_S` has passed.
 
 Entries may be stale: an empty one costs a claim that returns nothing; one whose notification was missed waits for the
 next full poll.
@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rota.accounting.ledger import BookingBatch
+from rota.engine.dispatch.minimums import MinimumKey, Minimums, minimum_keys
 from rota.engine.dispatch.ordering import (
     FairBalances,
     QueueRank,
@@ -133,6 +135,7 @@ class PendingQueues:
         are asked for again when `pools_version` has changed."""
         self.entries: dict[tuple[str, int], PendingQueue] = {}
         self.share_rooms = ShareRooms()
+        self._minimums = Minimums()
         self._clock = clock
         self._pools_of = pools_of
         self._pools_version = pools_version
@@ -208,6 +211,12 @@ class PendingQueues:
         self._shares = dict(shares)
         self._usage_version += 1
 
+    def set_minimums(self, least: Mapping[MinimumKey, Usage], used: Mapping[MinimumKey, Usage]) -> None:
+        """Minimums of folders and departments, and their use, as PostgreSQL has them."""
+        if least or self._minimums:
+            self._minimums.set(least, used)
+            self._groups_stale = True
+
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
         matching = self._by_queue.get(queue, [])
@@ -256,7 +265,7 @@ class PendingQueues:
         for number, pending in enumerate(self.entries.values()):
             if pending.waiting > pending.parked:
                 at = (pending.key.show, self._pools_of(pending.key.cls))
-                ranked[at].append((queue_rank(pending.priority, now - pending.since_s), number, pending))
+                ranked[at].append((self._rank(pending, now), number, pending))
         groups = []
         for (show, pools), queues in ranked.items():
             queues.sort()
@@ -310,10 +319,19 @@ class PendingQueues:
     def moment(self, pending: PendingQueue) -> BookingMoment:
         return BookingMoment(pending.released, pending.resets, self.share_rooms.moment(pending.key.show))
 
-    def share_refused(self, pending: PendingQueue, pool: PoolId, refusal: Refusal, asked: BookingMoment) -> None:
-        """The show's share of this pool refused."""
+    def share_refused(
+        self,
+        pending: PendingQueue,
+        pool: PoolId,
+        refusal: Refusal,
+        asked: BookingMoment,
+        reservation: ShareReservation | None = None,
+    ) -> None:
+        """The show's share of this pool refused frames, for which this is still reserved."""
         pending.reason = Reason.QUOTA_SUBSCRIPTION
         self.share_rooms.refused(pending.key.show, pool, refusal, asked.shares, self._clock.monotonic())
+        if reservation is not None:
+            self.share_rooms.attach(pending.key.show, reservation)
 
     def share_limits(self, pending: PendingQueue) -> dict[PoolId, int]:
         """How many frames may be tried in pools whose share has refused."""
@@ -326,6 +344,7 @@ class PendingQueues:
         for pool, n in portions:
             self._reserved[show, pool] += n * ask.cores
         self._usage_version += 1
+        self._count_minimums(self._minimums.reserve, pending.key, ask, sum(n for _, n in portions))
         return self.share_rooms.reserve(show, ask, portions, self._clock.monotonic())
 
     def shrink_share(self, pending: PendingQueue, reservation: ShareReservation, frames: int) -> bool:
@@ -333,18 +352,45 @@ class PendingQueues:
         show, cores = pending.key.show, reservation.ask.cores
         for pool, _, n in reservation.parts:
             self._reserved[show, pool] -= n * cores
+        before = sum(n for _, _, n in reservation.parts)
         freed = self.share_rooms.shrink(reservation, frames)
         for pool, _, n in reservation.parts:
             self._reserved[show, pool] += n * cores
         self._usage_version += 1
-        for other in self._by_show[show] if freed else ():
-            if other.reason is Reason.QUOTA_SUBSCRIPTION:
-                other.held_until_s = 0.0
+        shrunk = before - sum(n for _, _, n in reservation.parts)
+        self._count_minimums(self._minimums.reserve, pending.key, reservation.ask, -shrunk)
+        if freed:
+            self._end_holds_at_share(show)
         return freed
+
+    def _end_holds_at_share(self, show: ShowId) -> None:
+        for pending in self._by_show[show]:
+            if pending.reason is Reason.QUOTA_SUBSCRIPTION:
+                pending.held_until_s = 0.0
 
     def _sort_key(self, pending: PendingQueue, now: float) -> tuple[ShareUsage, QueueRank]:
         usage = self._usage_of(pending.key.show, self._pools_of(pending.key.cls))
-        return usage, queue_rank(pending.priority, now - pending.since_s)
+        return usage, self._rank(pending, now)
+
+    def _rank(self, pending: PendingQueue, now: float) -> QueueRank:
+        below = self._lacks_frames(pending) > 0
+        return queue_rank(pending.priority, now - pending.since_s, below_minimum=below)
+
+    def _lacks_frames(self, pending: PendingQueue) -> int:
+        """How many of its frames bring its folder and department to their minimum."""
+        if not self._minimums:
+            return 0
+        return self._minimums.frames_lacking(_minimum_keys(pending.key), _ask(pending))
+
+    def _count_minimums(
+        self, count: Callable[[Sequence[MinimumKey], Ask, int], None], key: QueueKey, ask: Ask, frames: int
+    ) -> None:
+        """The order changes when a minimum is reached, or is not any more."""
+        keys = _minimum_keys(key)
+        before = self._minimums.frames_lacking(keys, ask) > 0
+        count(keys, ask, frames)
+        if before != (self._minimums.frames_lacking(keys, ask) > 0):
+            self._groups_stale = True
 
     def _usage_of(self, show: ShowId, pools: Sequence[PoolId]) -> ShareUsage:
         """How much of the show's shares of these pools is in use, with rounds under way."""
@@ -366,7 +412,9 @@ class PendingQueues:
     def frames_booked(self, pending: PendingQueue, pool: PoolId, frames: int, asked: BookingMoment) -> None:
         """Add our own bookings since the last reload."""
         ask = _ask(pending)
-        self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares)
+        if self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares):
+            self._end_holds_at_share(pending.key.show)
+        self._count_minimums(self._minimums.add, pending.key, ask, frames)
         size, used = self._shares.get((pending.key.show, pool), (0, 0))
         self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
         self._usage_version += 1
@@ -383,11 +431,20 @@ class PendingQueues:
         """No pool accepts a frame now: workers, or the shares that these `limits` are of."""
         at_share = reason is Reason.NO_WORKERS and 0 in limits.values()
         unserved = reason is Reason.NO_WORKERS and not self._pools_of(pending.key.cls)
-        if at_share or not unserved:
-            self.back_off(pending, Reason.QUOTA_SUBSCRIPTION if at_share else reason)
+        if at_share:
+            self._hold_until_probe(pending)
+            return
+        if not unserved:
+            self.back_off(pending, reason)
             return
         self.back_off(pending, reason, UNSERVED_BACKOFF_S)
         pending.held_for_pools = self._pools_version()
+
+    def _hold_until_probe(self, pending: PendingQueue) -> None:
+        now = self._clock.monotonic()
+        probe_at_s = self.share_rooms.probe_at_s(pending.key.show, _ask(pending)) or 0.0
+        # A probe that is due waits for the end of a round, which ends the back-off.
+        self.back_off(pending, Reason.QUOTA_SUBSCRIPTION, probe_at_s - now if probe_at_s > now else BACKOFF_S)
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
@@ -416,6 +473,12 @@ class PendingQueues:
 
     def frames_max(self, pending: PendingQueue, room: int) -> int:
         """Maximum number of frames for the next round; `room`: how many of them fit on workers now."""
+        lacking = self._lacks_frames(pending)
+        if lacking > 0:  # above its minimum it has no precedence
+            return min(lacking, self._fair_frames_max(pending, room))
+        return self._fair_frames_max(pending, room)
+
+    def _fair_frames_max(self, pending: PendingQueue, room: int) -> int:
         contending = self._contending(self._clock.monotonic())
         pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
         shows = {show for show, pool in contending if pool in pools}
@@ -482,6 +545,14 @@ class PendingQueues:
                     continue  # it waits for workers, which are announced by `workers_changed`
             pending.held_until_s = 0.0
 
+    def bookings_released(self, show: ShowId, released: BookingBatch) -> None:
+        """These bookings of the show have ended: its folders and departments use less."""
+        for group in released if self._minimums else ():
+            charge = group.charge
+            keys = minimum_keys(show, charge.folder, charge.dept)
+            self._minimums.add(keys, charge.ask, -len(group.tokens))
+            self._groups_stale = True
+
     def workers_changed(self) -> None:
         """Workers may have free capacity: end back-offs that wait for workers."""
         self._capacity_changes += 1
@@ -512,6 +583,10 @@ class PendingQueues:
 def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> None:
     """Its age, which is that of the first waiting frame of all its lanes."""
     pending.since_s = now - max(ages.get(lane, 0.0) for lane in pending.lanes)
+
+
+def _minimum_keys(key: QueueKey) -> tuple[MinimumKey, MinimumKey]:
+    return minimum_keys(key.show, key.folder, key.dept)
 
 
 def _ask(pending: PendingQueue) -> Ask:

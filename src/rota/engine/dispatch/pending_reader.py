@@ -12,15 +12,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rota.engine.dispatch.minimums import MinimumKey
 from rota.engine.dispatch.pending_queues import PendingQueues, QueueKey
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, Record, query
 from rota.model.ids import DeptId, FolderId, ShowId
+from rota.model.quota import Usage
 from rota.placement import PlacementRequirements
 from rota.queue import ClaimableLane, Queue
 
 CLASSES = query(__package__, "queue_classes")
 SHARES = query(__package__, "shares")
+MINIMUMS = query(__package__, "minimums")
 
 POLL_INTERVAL_S: Final = 1.0
 HEADS_MAX_AGE_S: Final = 60.0
@@ -59,6 +62,15 @@ class PendingReader:
         if queues is None:
             self._heads = {lane: self._heads[lane] for lane in ages}
         self.pending_queues.set_counts(found, self._keys, ages, arrivals, queues)
+
+    async def refresh_minimums(self) -> None:
+        least: dict[MinimumKey, Usage] = {}
+        used: dict[MinimumKey, Usage] = {}
+        for row in await self.database.rows(MINIMUMS):
+            key = (ShowId(row["pk_show"]), row["key"])
+            least[key] = Usage(row["min_cores"], row["min_gpus"])
+            used[key] = Usage(row["cores"], row["gpus"])
+        self.pending_queues.set_minimums(least, used)
 
     async def _ages_s(self, found: Sequence[ClaimableLane], *, notified: bool) -> dict[int, float]:
         """Waiting time of the next frame of each lane."""

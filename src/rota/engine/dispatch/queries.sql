@@ -67,6 +67,22 @@ FROM rota.subscription s
 LEFT JOIN (SELECT pk_show, pk_alloc, sum(int_cores_reserved) AS cores FROM rota.proc GROUP BY 1, 2) AS p
   ON p.pk_show = s.pk_show AND p.pk_alloc = s.pk_alloc
 
+-- name: minimums
+-- Minimums of folders and departments, and what is in use of each.
+SELECT m.pk_show, m.key, m.int_min_cores AS min_cores, m.int_min_gpus AS min_gpus,
+       coalesce(p.cores, 0)::bigint AS cores, coalesce(p.gpus, 0)::bigint AS gpus
+FROM (
+  SELECT pk_show, pk_folder AS key, true AS of_folder, int_min_cores, int_min_gpus FROM rota.folder_resource
+  WHERE int_min_cores > 0 OR int_min_gpus > 0
+  UNION ALL
+  SELECT pk_show, pk_dept, false, int_min_cores, int_min_gpus FROM rota.point
+  WHERE int_min_cores > 0 OR int_min_gpus > 0
+) AS m
+CROSS JOIN LATERAL (
+  SELECT sum(p.int_cores_reserved) AS cores, sum(p.int_gpus_reserved) AS gpus FROM rota.proc p
+  WHERE p.pk_show = m.pk_show AND CASE WHEN m.of_folder THEN p.pk_folder ELSE p.pk_dept END = m.key
+) AS p
+
 -- name: jobs_mark
 -- Set jobs $1 to state $2 (DISPATCHED, or RUNNING) as of $3 (ms) each; jobs that are further along stay. A job that is
 -- being ended keeps the reason of its end.

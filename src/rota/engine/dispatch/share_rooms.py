@@ -9,7 +9,8 @@ Accounting alone decides. The room may be wrong:
 - too large (another replica booked): the next refusal corrects it;
 - too small (a release is not known here yet, or was missed): after `PROBE_INTERVAL_S`, while no other round has
   reserved room, that of the first queue asks for one frame; each time that accounting grants it, the next round asks
-  for twice as many at once.
+  for twice as many at once, until the room is forgotten. All queues of the show are held until then, not each for its
+  own time: accounting may grant the frame, so it must be that of the first queue in order.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rota.model.quota import RESOURCES, Ask, Refusal, Resource, Usage
 
 PROBE_INTERVAL_S: Final = 1.0
 PROBE_FRAMES_MAX: Final = 512
+"""A share that grants so many frames above its room is not full at all."""
+RESET_PROBE_FRAMES: Final = 64
 
 Amounts = dict[Resource, int]
 
@@ -89,6 +92,11 @@ class ShareRooms:
                 most[pool] = fitting
         return most
 
+    def probe_at_s(self, show: ShowId, ask: Ask) -> float | None:
+        """When a share in which such a frame does not fit may be asked again; None: there is no such share."""
+        rooms = self._rooms.get(show, {}).values()
+        return min((room.probe_at_s for room in rooms if room.frames_fitting(ask) == 0), default=None)
+
     def reserve(self, show: ShowId, ask: Ask, frames: Iterable[tuple[PoolId, int]], now_s: float) -> ShareReservation:
         """Reserve room for so many frames in each pool, in the order of a plan."""
         rooms = self._rooms.get(show, {})
@@ -117,20 +125,38 @@ class ShareRooms:
         reservation.parts = kept
         return freed
 
+    def attach(self, show: ShowId, reservation: ShareReservation) -> None:
+        """Count a reservation in rooms that became known since it was made: what is released before its frames are back
+        in their queue must not seem to be free for others."""
+        rooms = self._rooms.get(show, {})
+        attached: list[tuple[PoolId, ShareRoom | None, int]] = []
+        for pool, before, n in reservation.parts:
+            room = rooms.get(pool, before)
+            if room is not None and room is not before:
+                room.reserve(reservation.ask, n)
+            attached.append((pool, room, n))
+        reservation.parts = attached
+
     def moment(self, show: ShowId) -> ShareMoment:
         return ShareMoment(self._refusals, self._resets, dict(self._released.get(show, {})))
 
-    def booked(self, show: ShowId, pool: PoolId, ask: Ask, frames: int, asked: ShareMoment) -> None:
-        """Accounting booked these frames, which had been asked for at that moment."""
+    def booked(self, show: ShowId, pool: PoolId, ask: Ask, frames: int, asked: ShareMoment) -> bool:
+        """Accounting booked these frames, which had been asked for at that moment. Returns whether that was more than
+        the room, so that there may be more."""
         room = self._rooms.get(show, {}).get(pool)
         if room is None or room.since > asked.refusals:
-            return  # a later refusal has counted them
+            return False  # a later refusal has counted them
+        exceeded = False
         for resource, free in room.free.items():
             left = free - frames * ask.of(resource)
             room.free[resource] = max(0, left)
-            if left < 0:
-                room.probe_frames = min(2 * room.probe_frames, PROBE_FRAMES_MAX)
-                room.probe_at_s = 0.0
+            exceeded |= left < 0
+        if exceeded:
+            room.probe_frames *= 2
+            room.probe_at_s = 0.0
+            if room.probe_frames > PROBE_FRAMES_MAX:
+                del self._rooms[show][pool]
+        return exceeded
 
     def refused(self, show: ShowId, pool: PoolId, refusal: Refusal, asked: ShareMoment, now_s: float) -> None:
         """The share refused a frame, after what this booking was granted. `limit` 0: there is no share."""
@@ -162,6 +188,10 @@ class ShareRooms:
                     free[resource] += usage.of(resource)
 
     def reset(self) -> None:
-        """Limits have changed: forget every room, and refusals of bookings that are under way."""
+        """Limits have changed: ask every share at once for more than its room, and ignore refusals of bookings that are
+        under way. The rooms are kept, or queues would ask at the same time and the last in order might be the first."""
         self._resets += 1
-        self._rooms.clear()
+        for rooms in self._rooms.values():
+            for room in rooms.values():
+                room.probe_at_s = 0.0
+                room.probe_frames = max(room.probe_frames, RESET_PROBE_FRAMES)

@@ -228,7 +228,7 @@ def order_causes(job: JobView, layer: Layer, position: QueuePosition, before: Pe
     ahead = (position.ahead or 0) + (0 if before.by_share else before.frames)
     if ahead:
         who = "1 frame is" if ahead == 1 else f"{ahead} frames are"
-        yield cause(Reason.BEHIND, f"{who} ahead of it, by priority and waiting time.", layer=layer)
+        yield cause(Reason.BEHIND, f"{who} ahead of it, by minimum, priority and waiting time.", layer=layer)
 
 
 def _display_amount(amount: int, *, cores: bool) -> float:

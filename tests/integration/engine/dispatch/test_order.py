@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rota.accounting.resources import CapsUpdate
 from rota.model.job_states import JobState
 from tests.support.dispatch import Rig
 from tests.support.queue import sql
@@ -182,3 +183,24 @@ async def test_room_waits_for_a_lane_that_another_server_claims_from(database, r
     assert [result.locked for result in claims[0]] == [True]
     started = [await rig.started(job) for job in (low, high)]
     assert started == ([0, 1] if brief else [1, 0])
+
+
+@pytest.mark.parametrize("level", ["folder", "dept"])
+async def test_minimum_of_a_folder_or_department_is_served_first(database, redis, level):
+    """Before higher priorities of its show, and only up to the minimum."""
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 20})
+    caps = CapsUpdate(min_cores=2)
+    if level == "folder":
+        await rig._change("create_folder", "film", "owed", caps=caps)
+    else:
+        await rig._change("create_dept", "owed")
+        await rig._change("create_point", "film", "owed", caps=caps)
+    rig.route({"*": ("farm",)})
+    first = await rig.submit("film", frames=10, job={"priority": 8})
+    owed = await rig.submit("film", frames=10, job={"priority": 1, level: "owed"})
+    rig.beat("w", slots=5, capabilities=("task.noop",))
+    await rig.settle()
+    assert [await rig.started(job) for job in (owed, first)] == [2, 3]
+    explanation = await rig.explainer.explain(first)
+    assert not [cause for cause in explanation.reasons if cause.code == "behind"], "nothing is ahead any more"
