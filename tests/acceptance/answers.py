@@ -67,7 +67,7 @@ Change = answer(
     after=dict[str, Any] | None,
     notes=list[str],
 )
-PoolOfTopic = answer("PoolOfTopic", name=str, status=str, provides=list[str])
+PoolOfTopic = answer("PoolOfTopic", name=str, status=str, provides=list[str], placement=str)
 Topic = answer("Topic", topic=str, pools=list[PoolOfTopic], implied=bool)
 Usage = answer("Usage", cores=int, gpus=int)
 Standing = answer("Standing", show=Show, pool=str, used=Usage, kept=str)
@@ -227,6 +227,7 @@ AuditVerified = answer("AuditVerified", ok=bool, checked=int, head=str, problem=
 LedgerAudited = answer("LedgerAudited", ok=bool, shows=list[LedgerAudit], strangers=list[str])
 Mapped = answer("Mapped", topic=str, pools=list[str], changed=bool, notes=list[str])
 Unmapped = answer("Unmapped", topic=str, pools=list[str], changed=bool)
+PoolPlacement = answer("PoolPlacement", pool=str, placement=Literal["fit", "spread", "pack"], changed=bool)
 PoolStatus = answer("PoolStatus", pool=str, status=Literal["active", "draining"], changed=bool)
 Doctor = answer("Doctor", ok=bool, checks=list[DoctorCheck])
 Top = answer(

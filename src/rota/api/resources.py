@@ -65,6 +65,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["active", "draining", "inactive"] = "active"
     provides: tuple[str, ...] = ()
     description: str = ""
+    placement: Literal["fit", "spread", "pack"] = "fit"
+    """Which of the workers with room gets a frame: the least used, that with the fewest frames, or the most used."""
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +175,7 @@ class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provides: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=64)] | None = None
     description: Annotated[str, msgspec.Meta(max_length=1000, pattern=r"^[^\x00]*$")] | None = None
+    placement: Literal["fit", "spread", "pack"] | None = None
 
 
 class DrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

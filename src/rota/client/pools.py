@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rota.api.resources import (
     ChangeResult,
@@ -33,10 +34,17 @@ class PoolsResource(ApiResource[M]):
 
     @api_method
     async def change(
-        self, name: str, *, provides: Sequence[str] | None = None, description: str | None = None
+        self,
+        name: str,
+        *,
+        provides: Sequence[str] | None = None,
+        description: str | None = None,
+        placement: Literal["fit", "spread", "pack"] | None = None,
     ) -> PoolView:
-        """Sets the capabilities the pool provides, and its description."""
-        change = PoolChange(provides=None if provides is None else tuple(provides), description=description)
+        """Sets the capabilities the pool provides, its description, and how frames are placed in it."""
+        change = PoolChange(
+            provides=None if provides is None else tuple(provides), description=description, placement=placement
+        )
         return await self._request("PATCH", url_path("pools", name), PoolView, body=change)
 
     @api_method

@@ -25,7 +25,7 @@ frames this replica did not book gets no more until they were looked up there (`
 from rota.placement.plan import CapacityReservation, PlacementExplanation, PlacementPlan, WorkerShare
 from rota.placement.registry import HeartbeatOutcome, WorkerRegistry
 from rota.placement.requirements import PlacementRequirements, Resources, requirements_of
-from rota.placement.topic_routes import Pool, PoolSpec, PoolStatus, Routes
+from rota.placement.topic_routes import PlacementPolicy, Pool, PoolSpec, PoolStatus, Routes
 from rota.placement.worker_ownership import owning_replica, owns_worker
 from rota.placement.workers import WorkerInfo
 
@@ -37,6 +37,7 @@ __all__ = [
     "HeartbeatOutcome",
     "PlacementExplanation",
     "PlacementPlan",
+    "PlacementPolicy",
     "PlacementRequirements",
     "Pool",
     "PoolSpec",

@@ -6,6 +6,7 @@
       "render.*": farm
     pools:
       gpu: {requires: [docker, gpu]} # what it provides
+      cloud: {placement: pack}       # fit, spread or pack
       farm: {status: draining, drain_timeout_seconds: 600}
 
 Every scalar is read as text and every key must be known, so a typo is rejected with its line instead of ignored. Pools
@@ -35,7 +36,7 @@ from rota.infra.yaml_reader import (
 )
 from rota.model.errors import InvalidInput
 from rota.placement.requirements import normalize_capabilities
-from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, PoolSpec, PoolStatus
+from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, PlacementPolicy, PoolSpec, PoolStatus
 
 _FORMAT: Final = YamlFormat(not_yaml="this is not valid YAML")
 TOPIC_PATTERN = re.compile(r"[\w.:/*-]{1,200}", re.ASCII)
@@ -106,6 +107,7 @@ class _PoolsFileReader(YamlReader):
             "requires": ("provides", lambda value: normalize_capabilities(self._text_list(value))),
             "status": ("status", self._status),
             "description": ("description", self._text),
+            "placement": ("placement", self._placement),
             "drain_started_at": ("drain_started_ms", self._moment_ms),
             "drain_timeout_seconds": ("drain_timeout_s", self._seconds),
         }
@@ -124,6 +126,12 @@ class _PoolsFileReader(YamlReader):
             return PoolStatus(self._text(node).lower())
         except ValueError:
             raise self.error(node, f"this is not a status: use one of {', '.join(PoolStatus)}") from None
+
+    def _placement(self, node: YamlNode) -> PlacementPolicy:
+        try:
+            return PlacementPolicy(self._text(node).lower())
+        except ValueError:
+            raise self.error(node, f"this is not a placement: use one of {', '.join(PlacementPolicy)}") from None
 
     def _moment_ms(self, node: YamlNode) -> int:
         try:

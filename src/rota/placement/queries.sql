@@ -23,18 +23,19 @@ ON CONFLICT (b_one) DO UPDATE SET digest = excluded.digest, ts_loaded = now()
 LOCK TABLE rota.topic_pool IN SHARE ROW EXCLUSIVE MODE
 
 -- name: routing_pool_set
--- Configure pool $1: provides $2, status $3, description $4, draining since $5 ms, for $6 s at most.
-INSERT INTO rota.pool_spec (pk_alloc, provides, status, description, ts_drain_started, drain_timeout_s)
-VALUES ($1::uuid, $2::text[], $3, $4, to_timestamp($5::bigint / 1000.0), $6)
-ON CONFLICT (pk_alloc) DO UPDATE SET (provides, status, description, ts_drain_started, drain_timeout_s)
-  = (excluded.provides, excluded.status, excluded.description, excluded.ts_drain_started, excluded.drain_timeout_s)
+-- Configure pool $1: provides $2, status $3, description $4, draining since $5 ms, for $6 s at most, placement $7.
+INSERT INTO rota.pool_spec (pk_alloc, provides, status, description, ts_drain_started, drain_timeout_s, placement)
+VALUES ($1::uuid, $2::text[], $3, $4, to_timestamp($5::bigint / 1000.0), $6, $7)
+ON CONFLICT (pk_alloc) DO UPDATE SET (provides, status, description, ts_drain_started, drain_timeout_s, placement)
+  = (excluded.provides, excluded.status, excluded.description, excluded.ts_drain_started, excluded.drain_timeout_s,
+     excluded.placement)
 
 -- name: routing_pools
 -- All pools with their configuration.
 SELECT a.pk_alloc AS id, a.str_name AS name, coalesce(s.provides, '{}') AS provides,
        coalesce(s.status, 'active') AS status, coalesce(s.description, '') AS description,
        (extract(epoch FROM s.ts_drain_started) * 1000)::bigint AS drain_started_ms,
-       coalesce(s.drain_timeout_s, 300) AS drain_timeout_s
+       coalesce(s.drain_timeout_s, 300) AS drain_timeout_s, coalesce(s.placement, 'fit') AS placement
 FROM rota.alloc a LEFT JOIN rota.pool_spec s USING (pk_alloc) ORDER BY a.str_name
 
 -- name: routing_topic_clear

@@ -13,9 +13,9 @@ from math import ceil
 from typing import Final
 
 from rota.model.ids import PoolId
+from rota.placement import scoring
 from rota.placement.requirements import PlacementRequirements
-from rota.placement.scoring import spread
-from rota.placement.topic_routes import Pool
+from rota.placement.topic_routes import PlacementPolicy, Pool
 from rota.placement.workers import WorkerInfo
 
 UNCONFIRMED_PENALTY: Final = 1e9
@@ -23,8 +23,13 @@ UNCONFIRMED_PENALTY: Final = 1e9
 
 STALE_ENTRIES_MAX: Final = 64
 
-RankedWorker = tuple[float, int, float, int, int, WorkerInfo]
-"""Score, last use, tie break, a unique number, fitting frames, and the worker."""
+GPU_PENALTY: Final = 1e6
+"""Added to the score of machines with GPUs, for frames without."""
+LOAD_WEIGHT: Final = 0.01
+"""Of measured load, against the part in use."""
+
+RankedWorker = tuple[float, int, float, int, int, WorkerInfo, float]
+"""Score, last use, tie break, a unique number, fitting frames, the worker, and by how much a frame raises its score."""
 
 
 class WorkerRanking:
@@ -60,12 +65,24 @@ class WorkerRanking:
                 continue
             room = worker.fitting_frames(need)
             if room:
-                score = worker.score + (0.0 if worker.confirmed else UNCONFIRMED_PENALTY)
-                entry = (score, worker.used, worker.tie, next(self._numbers), room, worker)
+                score, step = self._score(worker)
+                entry = (score, worker.used, worker.tie, next(self._numbers), room, worker, step)
                 entries[worker] = entry
                 self.room += room
                 fresh.append(entry)
         self._insert_sorted(fresh)
+
+    def _score(self, worker: WorkerInfo) -> tuple[float, float]:
+        """Its score, and the step of a frame."""
+        policy, need = self.pool.spec.placement, self._requirements.need
+        late = 0.0 if worker.confirmed else UNCONFIRMED_PENALTY
+        if policy is PlacementPolicy.SPREAD:
+            return worker.score + late, 1.0
+        if policy is PlacementPolicy.PACK:
+            return late - worker.part_in_use, 0.0
+        if worker.gpus and not need.gpus:
+            late += GPU_PENALTY
+        return worker.part_in_use + LOAD_WEIGHT * worker.load.score + late, worker.part_of_frame(need)
 
     def remove(self, worker: WorkerInfo) -> None:
         self._invalidate(worker)
@@ -124,7 +141,7 @@ class WorkerRanking:
 
 def _frames_below(found: list[RankedWorker], level: float) -> int:
     """Frames that these workers take before all reach the score `level`."""
-    return sum(min(entry[4], ceil(level - entry[0])) for entry in found)
+    return sum(entry[4] if not entry[6] else min(entry[4], ceil((level - entry[0]) / entry[6])) for entry in found)
 
 
 def pick_workers(
@@ -182,5 +199,6 @@ def distribute(entries: list[RankedWorker], n: int) -> list[tuple[WorkerInfo, in
     """Distribute `n` frames over these workers, best first."""
     if len(entries) < 2:
         return [(entry[5], min(n, entry[4])) for entry in entries]
-    shares = spread([entry[0] for entry in entries], [entry[4] for entry in entries], n)
+    scores, steps, room = [each[0] for each in entries], [each[6] for each in entries], [each[4] for each in entries]
+    shares = scoring.distribute(scores, steps, room, n)
     return [(entry[5], share) for entry, share in zip(entries, shares, strict=True) if share]

@@ -31,7 +31,15 @@ from rota.model.ids import PoolId
 from rota.placement.pools_file import PoolsFile, validate_pools, validate_topic
 from rota.placement.registry import WorkerRegistry
 from rota.placement.requirements import normalize_capabilities
-from rota.placement.topic_routes import DRAIN_TIMEOUT_MAX_S, DRAIN_TIMEOUT_S, Pool, PoolSpec, PoolStatus, Routes
+from rota.placement.topic_routes import (
+    DRAIN_TIMEOUT_MAX_S,
+    DRAIN_TIMEOUT_S,
+    PlacementPolicy,
+    Pool,
+    PoolSpec,
+    PoolStatus,
+    Routes,
+)
 
 CHANNEL: Final = "rota_routing"
 RELOAD_INTERVAL_S: Final = 30.0
@@ -86,7 +94,13 @@ class RouteStore:
         return await self._change(actor, edit)
 
     async def set_pool(
-        self, name: str, *, actor: str, provides: Iterable[str] | None = None, description: str | None = None
+        self,
+        name: str,
+        *,
+        actor: str,
+        provides: Iterable[str] | None = None,
+        description: str | None = None,
+        placement: PlacementPolicy | None = None,
     ) -> bool:
         """Change the given properties and keep the rest."""
         changes: dict[str, object] = {}
@@ -94,6 +108,8 @@ class RouteStore:
             changes["provides"] = normalize_capabilities(provides)
         if description is not None:
             changes["description"] = description
+        if placement is not None:
+            changes["placement"] = placement
         return await self._change_pool(name, actor, changes)
 
     async def drain(self, name: str, *, actor: str, timeout_s: int = DRAIN_TIMEOUT_S) -> bool:
@@ -188,6 +204,7 @@ async def _read_routes(tx: Transaction) -> Routes:
             description=row["description"],
             drain_started_ms=row["drain_started_ms"],
             drain_timeout_s=row["drain_timeout_s"],
+            placement=PlacementPolicy(row["placement"]),
         )
         pools[spec.name] = Pool(PoolId(row["id"]), spec)
     return Routes(topics, pools)
@@ -230,6 +247,7 @@ async def _write_pool(tx: Transaction, pool: Pool, spec: PoolSpec) -> tuple[str,
         spec.description,
         spec.drain_started_ms,
         spec.drain_timeout_s,
+        spec.placement.value,
     )
     detail = {"before": msgspec.to_builtins(pool.spec), "after": msgspec.to_builtins(spec)}
     return "pool.configure", f"pool:{pool.name}", detail

@@ -1,7 +1,15 @@
 """Scores, overload, and the distribution of a batch over workers. Pure.
 
-The lowest score is best: frames + cpu_load / 100 + gpu_utilization / 100. Frames booked or reserved since the last
-heartbeat are included, so that a burst spreads.
+The lowest score is best, and each frame raises it by a *step*, so that a burst is divided. By the policy of the pool:
+
+| policy | score | step |
+|---|---|---|
+| fit | part in use of the scarcest resource, and a hundredth of the load | the part that a frame takes |
+| spread | frames + cpu_load / 100 + gpu_utilization / 100 | 1 |
+| pack | the negative part in use of the scarcest resource | 0 |
+
+Frames booked or reserved since the last heartbeat are included. With fit, frames without GPUs go to machines with GPUs
+only when no others have room.
 
 Only *foreign* load, which Rota did not book there, makes a worker overloaded:
 
@@ -88,6 +96,26 @@ def spread(scores: Sequence[float], capacities: Sequence[int], n: int) -> list[i
             break
         alive = sorted(unfilled, key=lambda i: scores[i] + assigned[i])
     _distribute_rest(scores, capacities, assigned, alive, remaining)
+    return assigned
+
+
+def distribute(scores: Sequence[float], steps: Sequence[float], capacities: Sequence[int], n: int) -> list[int]:
+    """How many of `n` frames each worker gets when each frame goes to the lowest score and raises it by the worker's
+    step. `scores` ascend."""
+    step = steps[0]
+    if step and all(each == step for each in steps):
+        return spread([score / step for score in scores], capacities, n)
+    assigned = [0] * len(scores)
+    heap = [(score, i) for i, score in enumerate(scores) if capacities[i]]
+    remaining = min(n, sum(capacities))
+    while remaining:
+        score, i = heap[0]
+        # Without a step nothing changes the order before the worker is full.
+        more = 1 if steps[i] else min(remaining, capacities[i])
+        assigned[i] += more
+        remaining -= more
+        full = assigned[i] == capacities[i]
+        heapreplace(heap, (float("inf") if full else score + steps[i], i))
     return assigned
 
 

@@ -31,6 +31,17 @@ class PoolStatus(StrEnum):
     INACTIVE = "inactive"
 
 
+class PlacementPolicy(StrEnum):
+    """Which of the workers with room gets a frame."""
+
+    FIT = "fit"
+    """The one that is used least, by the part of its scarcest resource; machines with GPUs last for frames without."""
+    SPREAD = "spread"
+    """The one with the fewest frames and the lowest load."""
+    PACK = "pack"
+    """The one that is used most, so that others stay empty."""
+
+
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a pool. `provides` is sorted, lower case."""
 
@@ -40,6 +51,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     drain_started_ms: int | None = None
     drain_timeout_s: int = DRAIN_TIMEOUT_S
+    placement: PlacementPolicy = PlacementPolicy.FIT
 
     def status_at(self, now_ms: int) -> PoolStatus:
         """The status at a time: a drain past its timeout counts as inactive."""

@@ -121,6 +121,26 @@ class WorkerInfo:
         return self.frames + self.load.score
 
     @property
+    def part_in_use(self) -> float:
+        """The part of its scarcest resource that is in use or reserved."""
+        booked = self.booked
+        return max(
+            self.frames / self.slots if self.slots > 0 else self.frames / UNLIMITED_FRAMES,
+            (booked.cores + self.reserved_cores) / self.cores if self.cores else 0.0,
+            (booked.gpus + self.reserved_gpus) / self.gpus if self.gpus else 0.0,
+            (booked.memory_mb + self.reserved_memory_mb) / self.memory_mb if self.memory_mb else 0.0,
+        )
+
+    def part_of_frame(self, need: Resources) -> float:
+        """The part of its scarcest resource that one such frame takes."""
+        return max(
+            1 / self.slots if self.slots > 0 else 1 / UNLIMITED_FRAMES,
+            need.cores / self.cores if self.cores else 0.0,
+            need.gpus / self.gpus if self.gpus else 0.0,
+            need.memory_mb / self.memory_mb if self.memory_mb else 0.0,
+        )
+
+    @property
     def ranked_by(self) -> tuple[object, ...]:
         """Everything that rankings depend on, besides its shape; load in steps of 5 %, because it fluctuates."""
         booked = self.booked

@@ -67,6 +67,7 @@ QUOTA = [
 OTHER = [
     ("pool topics", "pool topics", list[a.Topic]),
     ("pool map * local", "pool map more local", a.Mapped),
+    ("pool set local --placement pack", "pool set local --placement fit", a.PoolPlacement),
     ("pool drain local", "pool drain local", a.PoolStatus),
     ("pool activate local", "pool activate local", a.PoolStatus),
     ("pool unmap more", "pool unmap *", a.Unmapped),

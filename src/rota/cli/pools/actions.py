@@ -16,7 +16,7 @@ from rota.cli.quota.actions import current_actor, print_page
 from rota.infra.postgres import check_current
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
-from rota.placement import Pool, PoolStatus, Routes
+from rota.placement import PlacementPolicy, Pool, PoolStatus, Routes
 from rota.placement.route_store import RouteStore
 from rota.placement.topic_routes import ANY_TOPIC, DEFAULT_POOL
 
@@ -58,13 +58,19 @@ async def list_topics(routing: RouteStore) -> CliPage:
 
 
 def _pool_data(pool: Pool, now_ms: int) -> dict[str, object]:
-    return {"name": pool.name, "status": pool.spec.status_at(now_ms), "provides": pool.spec.provides}
+    return {
+        "name": pool.name,
+        "status": pool.spec.status_at(now_ms),
+        "provides": pool.spec.provides,
+        "placement": pool.spec.placement,
+    }
 
 
 def _pool_text(pool: Pool, now_ms: int) -> str:
     status = pool.spec.status_at(now_ms)
     extra = [status.value] if status is not PoolStatus.ACTIVE else []
     extra += [f"provides {', '.join(pool.spec.provides)}"] if pool.spec.provides else []
+    extra += [pool.spec.placement.value] if pool.spec.placement is not PlacementPolicy.FIT else []
     return f"{pool.name} ({'; '.join(extra)})" if extra else pool.name
 
 
@@ -112,6 +118,13 @@ async def drain_pool(routing: RouteStore, name: str, timeout: str) -> CliPage:
         else f"Nothing changed: pool {name} is already draining."
     )
     return CliPage(data, [text])
+
+
+async def set_placement(routing: RouteStore, name: str, placement: str) -> CliPage:
+    changed = await routing.set_pool(name, actor=current_actor(), placement=PlacementPolicy(placement))
+    data = {"pool": name, "placement": placement, "changed": changed}
+    text = f"Pool {name} places frames by {placement}"
+    return CliPage(data, [f"{text} now." if changed else f"Nothing changed: pool {name} does so already."])
 
 
 async def activate_pool(routing: RouteStore, name: str) -> CliPage:

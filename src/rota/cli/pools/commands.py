@@ -1,8 +1,9 @@
-"""Typer commands `rota pool topics|map|unmap|drain|activate` and `rota workers`."""
+"""Typer commands `rota pool topics|map|unmap|set|drain|activate` and `rota workers`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,13 @@ from rota.cli.quota.options import Name
 if TYPE_CHECKING:
     from rota.cli.core.tables import CliPage
     from rota.placement.route_store import RouteStore
+
+
+class PlacementChoice(StrEnum):
+    FIT = "fit"
+    SPREAD = "spread"
+    PACK = "pack"
+
 
 TopicArg = Annotated[
     str, typer.Argument(metavar="TOPIC", help="A topic, or a glob such as 'render.*'.", show_default=False)
@@ -55,6 +63,26 @@ def pool_unmap(context: typer.Context, topic: TopicArg, form: OutputOption = Out
     from rota.cli.pools import actions as pools_actions
 
     _print(context, form, lambda routing: pools_actions.unmap_topic(routing, topic))
+
+
+@pool_app.command("set")
+def pool_set(
+    context: typer.Context,
+    name: Name,
+    placement: Annotated[
+        PlacementChoice,
+        typer.Option(
+            help="Which worker with room gets a frame: fit (used least, by its scarcest resource), spread (fewest"
+            " frames) or pack (used most, so that others stay empty).",
+            show_default=False,
+        ),
+    ],
+    form: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Choose how the workers of a pool are filled."""
+    from rota.cli.pools import actions as pools_actions
+
+    _print(context, form, lambda routing: pools_actions.set_placement(routing, name, placement.value))
 
 
 @pool_app.command("drain")

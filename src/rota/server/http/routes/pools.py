@@ -21,7 +21,7 @@ from rota.api.resources import (
 from rota.engine.queries import workers
 from rota.engine.queries.workers import WorkerRecord
 from rota.model.access import Role
-from rota.placement import Pool
+from rota.placement import PlacementPolicy, Pool
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.pagination import Page
@@ -56,10 +56,14 @@ class PoolRoutes(Controller):
     async def change_pool(
         self, request: ApiRequest, deps: Deps, pool: PoolPath, data: JSONBody[PoolChange]
     ) -> PoolView:
-        """Change the capabilities that a pool provides, and its description."""
+        """Change the capabilities that a pool provides, its description, and how frames are placed in it."""
         await _get_pool(deps, pool)
         await deps.routing.set_pool(
-            pool, actor=request.user.audited, provides=data.provides, description=data.description
+            pool,
+            actor=request.user.audited,
+            provides=data.provides,
+            description=data.description,
+            placement=None if data.placement is None else PlacementPolicy(data.placement),
         )
         return await _get_pool(deps, pool)
 
@@ -140,6 +144,7 @@ def _pool_view(pool: Pool, now_ms: int) -> PoolView:
         status=pool.spec.status_at(now_ms).value,
         provides=pool.spec.provides,
         description=pool.spec.description,
+        placement=pool.spec.placement.value,
     )
 
 
