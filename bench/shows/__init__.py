@@ -1,4 +1,5 @@
-"""Several busy shows against one, many placement classes against one, and many workers against one.
+"""Several busy shows against one, many placement classes against one, and many workers against one; what a server costs
+that is idle, how long a dispatch turn takes with thousands of queues, and whether the rate lasts.
 
     python -m bench shows [--quick]
 
@@ -18,6 +19,7 @@ from bench.e2e import deployment
 from bench.e2e.deployment import PLENTY, POOL, Farm, Lap, farm
 from bench.e2e.setup import Ground, one_ground
 from bench.report import Figure, Report
+from bench.shows import sustained, turns
 from bench.shows.ends import FRAMES as ENDED_FRAMES
 from bench.shows.ends import PREFIX, EndsBench, ends_bench
 from bench.shows.idle import idle_cores
@@ -42,11 +44,12 @@ IDLE_CORES_MAX: Final = 0.02
 
 
 def run(quick: bool) -> Report:
-    return asyncio.run(_measure(1 if quick else 3))
+    return asyncio.run(_measure(quick))
 
 
-async def _measure(laps: int) -> Report:
-    report = Report()
+async def _measure(quick: bool) -> Report:
+    report, laps = Report(), 1 if quick else 3
+    turn = await turns.measure(quick)
     async with one_ground() as ground:
         idle = [await _measure_idle(ground, queues) for queues in IDLE_QUEUES]  # first: vacuum follows the others
         await deployment.prepare(ground, DATABASE)
@@ -56,7 +59,9 @@ async def _measure(laps: int) -> Report:
             classes = await _measure_classes(running, laps)
             async with ends_bench(ground, running) as bench:
                 ends = await _measure_ends(bench, laps)
-    for figure in (*shows, *classes, *ends, *idle):
+        await ground.postgres.drop(DATABASE)  # its vacuum would disturb what follows
+        rates = await sustained.measure(ground, slots=SLOTS, quick=quick)
+    for figure in (*shows, *classes, *ends, *idle, *turn, *rates):
         report.add(figure)
     return report
 
