@@ -155,7 +155,7 @@ class SimulatedFarm:
     def _set_age(self, pending, lane):
         if lane and pending.since_s != lane[0].at_s:
             pending.since_s = lane[0].at_s
-            self.queues._groups_stale = True
+            self.queues._groups.changed(pending)
 
     def _take_turns(self):
         if self._turn_due:

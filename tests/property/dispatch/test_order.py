@@ -75,6 +75,7 @@ def test_show_that_comes_later_has_its_share_as_soon_as_frames_end():
     assert farm.shares()["short"] == pytest.approx(0.5, abs=0.02)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 9), st.integers(1, 9), st.sampled_from([3.0, 60.0]))
 def test_folder_below_its_minimum_is_served_first_and_above_it_by_priority(least, priority, other, runs_s):
     farm = SimulatedFarm({"film": 20}, slots=20, minimums={"small": least})
@@ -111,6 +112,7 @@ def test_no_show_waits_for_long_where_many_are_busy():
     assert longest < 3.0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64))
 def test_frames_on_equal_idle_workers_differ_by_one_at_most(frames):
     farm = SimulatedFarm({"film": 4}, workers=4, slots=32)
@@ -121,6 +123,7 @@ def test_frames_on_equal_idle_workers_differ_by_one_at_most(frames):
     assert max(by_worker.values()) - (min(by_worker.values()) if len(by_worker) == 4 else 0) <= 1
 
 
+@settings(deadline=None)
 @given(st.integers(2, 40), st.integers(0, 8))
 def test_frames_of_every_class_start_at_once_where_there_is_room(classes, frames):
     farm = SimulatedFarm({"film": 4}, workers=4, slots=128)

@@ -89,6 +89,7 @@ def a_plan(*portions):
 def test_round_takes_a_part_of_what_is_free_while_several_shows_wait(queues, pending):
     assert queues.frames_max(pending, 20) == 512
     another(queues)
+    queues.order()  # begins a turn
     assert [queues.frames_max(pending, room) for room in (0, 1, 21, 10_000)] == [1, 1, 11, 512]
 
 

@@ -130,17 +130,23 @@ QueueT = TypeVar("QueueT", bound=Schedulable)
 class ShareGroup(Generic[QueueT]):
     """Queues of one show that may run in the same pools, in order. Against other shows they all have the same order."""
 
-    __slots__ = ("at", "pools", "queues", "ranks", "usage")
+    __slots__ = ("at", "pools", "queues", "ranked_at_s", "ranks", "usage")
 
     def __init__(
-        self, pools: Sequence[PoolId], ranked: Iterable[tuple[QueueRank, QueueT]], usage: Callable[[], ShareUsage]
+        self,
+        pools: Sequence[PoolId],
+        ranked: Iterable[tuple[QueueRank, QueueT]],
+        usage: Callable[[], ShareUsage],
+        *,
+        ranked_at_s: float = 0.0,
     ) -> None:
-        """`ranked`: best first."""
+        """`ranked`: best first, as of the moment `ranked_at_s`."""
         pairs = list(ranked)
         self.pools = pools
         self.ranks = [rank for rank, _ in pairs]
         self.queues = [queue for _, queue in pairs]
         self.usage = usage
+        self.ranked_at_s = ranked_at_s
         self.at = 0
 
     def skip_to(self, eligible: Callable[[QueueT], bool]) -> bool:

@@ -33,6 +33,7 @@ from rota.engine.dispatch.ordering import (
     queue_rank,
     share_usage,
 )
+from rota.engine.dispatch.queue_groups import QueueGroups
 from rota.engine.dispatch.share_rooms import ShareMoment, ShareReservation, ShareRooms
 from rota.infra.clock import Clock
 from rota.model.ids import DeptId, FolderId, PoolId, ShowId
@@ -44,8 +45,8 @@ from rota.queue import ClaimableLane
 BACKOFF_S: Final = 1.0
 UNSERVED_BACKOFF_S: Final = 10.0
 """While no worker can run the frames at all: a worker that comes ends the wait at once."""
-ORDER_MAX_AGE_S: Final = 1.0
-"""Ranks that only waiting changes are computed anew after this time."""
+SAME_ARRIVAL_S: Final = 0.001
+"""Times of arrival that differ by less are the same: they are computed from ages."""
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
 ENTRIES_MAX: Final = 10_000
@@ -150,23 +151,25 @@ class PendingQueues:
         self._release_rates: dict[ShareKey, ReleaseRate] = defaultdict(ReleaseRate)
         """In hundredths of cores."""
         self._capacity_changes = 0
-        self._groups: list[ShareGroup[PendingQueue]] = []
-        self._groups_stale = True
-        self._groups_at_s = float("-inf")
-        self._groups_version: object = None
+        self._groups: QueueGroups[PendingQueue] = QueueGroups(
+            lambda pending: (pending.key.show, self._pools_of(pending.key.cls)),
+            self._rank,
+            lambda at: self._usage_of(*at),
+            lambda pending: pending.waiting > pending.parked,
+        )
 
     def add(self, pending: PendingQueue) -> PendingQueue:
         self.entries[pending.key.queue, pending.priority] = pending
         self._by_queue[pending.key.queue].append(pending)
         self._by_show[pending.key.show].append(pending)
-        self._groups_stale = True
+        self._groups.changed(pending)
         return pending
 
     def clear(self) -> None:
         self.entries.clear()
         self._by_queue.clear()
         self._by_show.clear()
-        self._groups_stale = True
+        self._groups.reset()
 
     def arrivals(self, queues: Collection[str] | None) -> dict[tuple[str, int], int]:
         """By entry of these queues, or of all: what has arrived before a count begins."""
@@ -187,24 +190,27 @@ class PendingQueues:
                 pending.waiting = pending.parked = 0
                 pending.counted = not pending.busy  # or what is being claimed would be subtracted again
         for candidate in found:
-            if (key := keys.get(candidate.queue)) is None:
-                continue
-            pending = self.entries.get((candidate.queue, candidate.priority))
-            if pending is None:
-                pending = self.add(PendingQueue(key, candidate.priority, [], since_s=now, counted=True))
-            if candidate.lane not in pending.lanes:
-                pending.lanes.append(candidate.lane)
-            pending.waiting += candidate.waiting
-            pending.parked += candidate.parked
-            _set_age(pending, ages_s, now)
+            if (key := keys.get(candidate.queue)) is not None:
+                self._count(candidate, key, ages_s, now)
         for at, before in arrivals.items():
             if (known := self.entries.get(at)) is not None and known.arrivals != before:
                 # Frames that came meanwhile may not be in what was read.
                 known.waiting = max(known.waiting, known.parked + 1)
                 known.counted = False
-        self._groups_stale = True
+                self._groups.changed(known)
         if queues is None:
             self._evict_idle()
+
+    def _count(self, lane: ClaimableLane, key: QueueKey, ages_s: Mapping[int, float], now: float) -> None:
+        pending = self.entries.get((lane.queue, lane.priority))
+        if pending is None:
+            pending = self.add(PendingQueue(key, lane.priority, [], since_s=now, counted=True))
+        if lane.lane not in pending.lanes:
+            pending.lanes.append(lane.lane)
+        pending.waiting += lane.waiting
+        pending.parked += lane.parked
+        if _set_age(pending, ages_s, now) or pending not in self._groups:
+            self._groups.changed(pending)
 
     def set_shares(self, shares: Mapping[ShareKey, tuple[int, int]]) -> None:
         """Size and use of each share, as PostgreSQL has them."""
@@ -215,7 +221,7 @@ class PendingQueues:
         """Minimums of folders and departments, and their use, as PostgreSQL has them."""
         if least or self._minimums:
             self._minimums.set(least, used)
-            self._groups_stale = True
+            self._groups.reset()
 
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
@@ -223,7 +229,7 @@ class PendingQueues:
         for pending in matching:
             if pending.waiting <= pending.parked:
                 pending.since_s = self._clock.monotonic()
-                self._groups_stale = True
+                self._groups.changed(pending)
             pending.waiting = max(pending.waiting, pending.parked + 1)
             pending.arrivals += 1
             pending.notified = True
@@ -253,25 +259,8 @@ class PendingQueues:
             pending.held_at_change == self._capacity_changes or pending.reason not in _CAPACITY_REASONS
         )
 
-    def _current_groups(self, now: float) -> list[ShareGroup[PendingQueue]]:
-        version = self._pools_version()
-        if self._groups_stale or version != self._groups_version or now - self._groups_at_s >= ORDER_MAX_AGE_S:
-            self._groups_stale, self._groups_version, self._groups_at_s = False, version, now
-            self._groups = self._build_groups(now)
-        return self._groups
-
-    def _build_groups(self, now: float) -> list[ShareGroup[PendingQueue]]:
-        ranked: dict[tuple[ShowId, Sequence[PoolId]], list[tuple[QueueRank, int, PendingQueue]]] = defaultdict(list)
-        for number, pending in enumerate(self.entries.values()):
-            if pending.waiting > pending.parked:
-                at = (pending.key.show, self._pools_of(pending.key.cls))
-                ranked[at].append((self._rank(pending, now), number, pending))
-        groups = []
-        for (show, pools), queues in ranked.items():
-            queues.sort()
-            in_order = [(rank, pending) for rank, _, pending in queues]
-            groups.append(ShareGroup(pools, in_order, partial(self._usage_of, show, pools)))
-        return groups
+    def _current_groups(self, now: float) -> Collection[ShareGroup[PendingQueue]]:
+        return self._groups.current(self.entries.values(), now, self._pools_version())
 
     def position(self, queue: str, priority: int) -> PendingPosition:
         """What is scheduled before this queue and priority.
@@ -390,7 +379,7 @@ class PendingQueues:
         before = self._minimums.frames_lacking(keys, ask) > 0
         count(keys, ask, frames)
         if before != (self._minimums.frames_lacking(keys, ask) > 0):
-            self._groups_stale = True
+            self._groups.reset()
 
     def _usage_of(self, show: ShowId, pools: Sequence[PoolId]) -> ShareUsage:
         """How much of the show's shares of these pools is in use, with rounds under way."""
@@ -451,7 +440,7 @@ class PendingQueues:
         pending.waiting = max(pending.waiting, pending.parked) + frames
         pending.counted = False  # a count may or may not have seen them
         pending.arrivals += frames
-        self._groups_stale = True
+        self._groups.changed(pending)
 
     def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
         """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
@@ -507,7 +496,7 @@ class PendingQueues:
         """Shares of shows with frames that would start in the pool if it had room."""
         return {
             (group.queues[0].key.show, pool)
-            for group in self._current_groups(now)
+            for group in self._groups.latest() or self._current_groups(now)
             if any(self._is_contending(pending, now) for pending in group.queues)
             for pool in group.pools
         }
@@ -551,7 +540,7 @@ class PendingQueues:
             charge = group.charge
             keys = minimum_keys(show, charge.folder, charge.dept)
             self._minimums.add(keys, charge.ask, -len(group.tokens))
-            self._groups_stale = True
+            self._groups.reset()
 
     def workers_changed(self) -> None:
         """Workers may have free capacity: end back-offs that wait for workers."""
@@ -580,9 +569,13 @@ class PendingQueues:
                 self.add(pending)
 
 
-def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> None:
-    """Its age, which is that of the first waiting frame of all its lanes."""
-    pending.since_s = now - max(ages.get(lane, 0.0) for lane in pending.lanes)
+def _set_age(pending: PendingQueue, ages: Mapping[int, float], now: float) -> bool:
+    """Its age, which is that of the first waiting frame of all its lanes; returns whether its arrival changed."""
+    since_s = now - max(ages.get(lane, 0.0) for lane in pending.lanes)
+    if abs(since_s - pending.since_s) < SAME_ARRIVAL_S:
+        return False
+    pending.since_s = since_s
+    return True
 
 
 def _minimum_keys(key: QueueKey) -> tuple[MinimumKey, MinimumKey]:

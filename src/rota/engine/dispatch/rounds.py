@@ -20,6 +20,8 @@ from rota.queue import LANES_MAX
 
 QUEUES_MAX: Final = 64
 """Queues in one round."""
+MISSES_MAX: Final = 4
+"""Queues of which nothing fits, after which a round takes no more: the turn, which may be cut, goes on with them."""
 
 
 class RoundPart:
@@ -69,15 +71,17 @@ class RoundPlanner:
         if part is None:
             return None
         parts, lanes = [part], len(pending.lanes)
-        left = most - part.plan.planned
+        left, misses = most - part.plan.planned, 0
         for follower in islice(chain([following], followers), QUEUES_MAX - 1) if following is not None else ():
             lanes += len(follower.lanes)
-            if left <= 0 or lanes > LANES_MAX:
+            if left <= 0 or lanes > LANES_MAX or misses == MISSES_MAX:
                 break
             part = self._plan_part(follower, follower.frames_claimable(left))
             if part is not None:
                 parts.append(part)
                 left -= part.plan.planned
+            else:
+                misses += 1
         for each in parts:
             each.pending.busy = True
         return Round(parts)
