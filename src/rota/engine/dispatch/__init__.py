@@ -8,6 +8,8 @@ the `Dispatcher` as a service; completion and recovery call `Dispatcher.frames_r
 | `dispatcher` | the loop: starts rounds, claims, returns claims that were not booked |
 | `ordering` | which queue is served first, and how much it may take; pure |
 | `pending_queues` | the queues with waiting frames, back-off after refusals; no I/O |
+| `queue_groups` | these queues by show and pools, in order; pure |
+| `minimums` | what folders and departments lack of their minimums; pure |
 | `share_rooms` | what is left of shares that have refused, reserved by rounds in scheduling order; no I/O |
 | `rounds` | what the next round takes, and where it would run; no I/O |
 | `pending_reader` | reads counts, ages and shares from PostgreSQL |

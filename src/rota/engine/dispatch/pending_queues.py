@@ -450,6 +450,8 @@ class PendingQueues:
             pending.waiting = max(pending.waiting - got, pending.parked + (0 if pending.counted else 1))
         elif ended:
             pending.waiting = pending.parked + pending.arrivals - arrivals
+        if pending.waiting > pending.parked:
+            self._groups.changed(pending)  # it may have seemed to be empty meanwhile
         pending.reason = None
         if pending.budget is not None:
             pending.budget = max(0, pending.budget - got)
