@@ -349,9 +349,11 @@ class Farm:
     async def _read_commits(self):
         managed = {str(show) for show in await self.accounting.managed_shows()}
         async with self._reading:
-            for at, changes in await wal.read(self.database, managed, self._read_until):
-                self.commits.append(changes)
-                self._read_until = at
+            before = self._read_until
+            commits, self._read_until = await wal.read(self.database, managed, before)
+            self.commits += commits
+            if self._read_until > before:
+                await wal.confirm(self.database, self._read_until)
 
     async def _key(self):
         if self._api_key is None:

@@ -14,10 +14,11 @@ MAKE = sql(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'test_decoding'
 DROP = sql(f"SELECT pg_drop_replication_slot('{SLOT}')")
 TABLES = "proc|subscription|folder_resource|point|job_resource|layer_resource|show|lease|queue_owners"
 READ = sql(f"""
-SELECT (lsn - '0/0')::bigint AS at, data FROM pg_logical_slot_get_changes('{SLOT}', NULL, NULL, 'include-xids', '0')
+SELECT (lsn - '0/0')::bigint AS at, data FROM pg_logical_slot_peek_changes('{SLOT}', NULL, NULL, 'include-xids', '0')
 WHERE data LIKE 'COMMIT%'
    OR data ~ '^table rota\\.({TABLES}):'
    OR data ~ '^table rota\\.queue_claims_[0-9]+: INSERT'""")
+ADVANCE = sql(f"SELECT pg_replication_slot_advance('{SLOT}', '0/0'::pg_lsn + $1::bigint)")
 TABLE = re.compile(r"table rota\.(\w+?)(?:_\d+)?: (INSERT|UPDATE|DELETE): (.*)", re.DOTALL)
 COLUMN = re.compile(r"(\w+)\[[^\]]+\]:('(?:[^']|'')*'|\S+)")
 LEVELS = {
@@ -48,19 +49,25 @@ async def make(database):
 
 
 async def read(database, managed, after=0):
-    """Commits after log position `after`, as (position, changes); `managed` are the managed shows.
+    """Commits after log position `after`, and the position of the last one; `managed` are the managed shows.
 
-    A killed server may lose the confirmed position and return some commits again.
+    They are read again until `confirm`: a reply may be lost, and what was only read must not be lost with it.
     """
     commits, commit = [], []
     for row in await database.rows(READ):
         if row["data"].startswith("COMMIT"):
-            if commit and row["at"] > after:
-                commits.append((row["at"], commit))
+            if row["at"] > after:
+                after = row["at"]
+                commits += [commit] if commit else []
             commit = []
         elif (change := _change(row["data"], managed)) is not None:
             commit.append(change)
-    return commits
+    return commits, after
+
+
+async def confirm(database, position):
+    """What was read up to this position is not needed any more."""
+    await database.rows(ADVANCE, position)
 
 
 def _change(line, managed):
