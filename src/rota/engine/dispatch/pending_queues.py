@@ -230,6 +230,8 @@ class PendingQueues:
             if pending.waiting <= pending.parked:
                 pending.since_s = self._clock.monotonic()
                 self._groups.changed(pending)
+            elif pending not in self._groups:
+                self._groups.changed(pending)
             pending.waiting = max(pending.waiting, pending.parked + 1)
             pending.arrivals += 1
             pending.notified = True

@@ -86,11 +86,18 @@ class ShareRooms:
         most: dict[PoolId, int] = {}
         for pool, room in self._rooms.get(show, {}).items():
             fitting = room.frames_fitting(ask)
-            if fitting == 0 and room.probe_at_s <= now_s and not any(room.reserved.values()):
-                fitting = room.probe_frames
+            if fitting is not None and self._may_probe(room, now_s):
+                fitting += room.probe_frames
             if fitting is not None:
                 most[pool] = fitting
         return most
+
+    @staticmethod
+    def _may_probe(room: ShareRoom, now_s: float) -> bool:
+        """Whether to ask for more than the room. Of a busy show there is always something reserved, so this is waited
+        for only so long."""
+        overdue_s = now_s - room.probe_at_s
+        return overdue_s >= (PROBE_INTERVAL_S if any(room.reserved.values()) else 0.0)
 
     def probe_at_s(self, show: ShowId, ask: Ask) -> float | None:
         """When a share in which such a frame does not fit may be asked again; None: there is no such share."""
@@ -104,7 +111,7 @@ class ShareRooms:
         for pool, n in frames:
             room = rooms.get(pool)
             if room is not None:
-                if room.frames_fitting(ask) == 0:
+                if n > (room.frames_fitting(ask) or 0):
                     room.probe_at_s = now_s + PROBE_INTERVAL_S
                 room.reserve(ask, n)
             parts.append((pool, room, n))

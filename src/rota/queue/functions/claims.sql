@@ -136,9 +136,10 @@ BEGIN
 END $$;
 
 -- Claims positions of one locked lane: returned ones first, then from the cursor on. If jobs take turns, one that has
--- more than it got is put aside while others wait, and gets at most a quantum. Null `claim_id`: none available.
+-- more than it got is put aside while others wait, here or in other lanes (`elsewhere`), and gets at most a quantum. Null
+-- `claim_id`: none available.
 CREATE OR REPLACE FUNCTION rota.queue_take(
-  of_lane integer, most integer, by bigint, in_turns boolean,
+  of_lane integer, most integer, by bigint, in_turns boolean, elsewhere boolean,
   OUT claim_id bigint, OUT n integer, OUT first_seq bigint, OUT skipped varbit, OUT pieces rota.queue_pieces
 )
 LANGUAGE plpgsql AS $$
@@ -160,7 +161,7 @@ BEGIN
     since := rota.queue_cursor_since(of_lane, generation);
     IF since < back.returned_at THEN
       back := NULL;
-    ELSIF since IS NOT NULL OR EXISTS (
+    ELSIF elsewhere OR since IS NOT NULL OR EXISTS (
       SELECT FROM rota.queue_returned r WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of <> back.turn_of)
     THEN
       most := least(most, quantum);
@@ -175,7 +176,7 @@ BEGIN
     IF pieces.n IS DISTINCT FROM n THEN
       RETURN;  -- just carried out of this slot
     END IF;
-    PERFORM rota.queue_take_returned(back, n, pieces.jobs[cardinality(pieces.jobs)], generation, in_turns);
+    PERFORM rota.queue_take_returned(back, n, pieces.jobs[cardinality(pieces.jobs)], generation, in_turns, elsewhere);
   ELSE
     SELECT * INTO at FROM rota.queue_cursor(of_lane, generation);
     first_seq := rota.queue_past_tombstones(of_lane, at.cursor);
@@ -193,7 +194,8 @@ BEGIN
       last_job := pieces.jobs[cardinality(pieces.jobs)];
       EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', slot)
         INTO goes_on USING of_lane, first_seq + n, last_job;
-      goes_on := goes_on AND rota.queue_others_wait(of_lane, last_job, first_seq + n, slot_age, generation);
+      goes_on := goes_on AND (
+        elsewhere OR rota.queue_others_wait(of_lane, last_job, first_seq + n, slot_age, generation));
     END IF;
     IF goes_on AND n > quantum THEN
       FOR place IN REVERSE cardinality(pieces.jobs) .. 1 LOOP
@@ -229,26 +231,10 @@ BEGIN
   END IF;
 END $$;
 
--- Locks the slots of what was put aside for the job, and returns them. A row of `queue_returned` is locked only while its
--- slot is: carrying over locks the slot first, so it never waits for a row.
-CREATE OR REPLACE FUNCTION rota.queue_lock_slots_aside(of_lane integer, of_job uuid) RETURNS integer[]
-LANGUAGE plpgsql AS $$
-DECLARE
-  slots integer[] := ARRAY(
-    SELECT DISTINCT r.ready_slot FROM rota.queue_returned r
-    WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of = of_job ORDER BY 1);
-  slot integer;
-BEGIN
-  FOREACH slot IN ARRAY slots LOOP
-    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ACCESS SHARE MODE', slot);
-  END LOOP;
-  RETURN slots || 7;  -- or they were carried there meanwhile
-END $$;
-
 -- Removes the first `taken` positions of a returned range. If its job has more of them and others wait, the rest is put
--- aside; a job that had its turn is the last to have another one.
+-- aside, and is the last to have a turn.
 CREATE OR REPLACE FUNCTION rota.queue_take_returned(
-  back rota.queue_returned, taken integer, last_job uuid, generation bigint, in_turns boolean
+  back rota.queue_returned, taken integer, last_job uuid, generation bigint, in_turns boolean, elsewhere boolean
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -257,17 +243,17 @@ DECLARE
   job_end bigint := rest_seq;
   had_turn timestamptz := clock_timestamp();
   at record;
-  slots integer[];
   goes_on boolean;
 BEGIN
   IF back.turn_of IS NOT NULL THEN
     job_end := rest_end;
-    slots := rota.queue_lock_slots_aside(back.lane_id, back.turn_of);
   ELSIF in_turns AND rest_seq < rest_end THEN
     EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', back.ready_slot)
       INTO goes_on USING back.lane_id, rest_seq, last_job;
     SELECT * INTO at FROM rota.queue_cursor(back.lane_id, generation);
-    IF goes_on AND rota.queue_others_wait(back.lane_id, last_job, at.cursor - 1, at.age, generation) THEN
+    IF goes_on AND (
+      elsewhere OR rota.queue_others_wait(back.lane_id, last_job, at.cursor - 1, at.age, generation))
+    THEN
       EXECUTE format($q$
         SELECT coalesce((SELECT e.lane_seq FROM rota.ready_entries_%s e WHERE e.lane_id = $1 AND e.lane_seq > $2
                          AND e.lane_seq < $3 AND e.job_id <> $4 ORDER BY e.lane_seq LIMIT 1), $3)
@@ -275,8 +261,6 @@ BEGIN
     END IF;
   END IF;
   DELETE FROM rota.queue_returned r WHERE r.lane_id = back.lane_id AND r.first_seq = back.first_seq;
-  UPDATE rota.queue_returned r SET returned_at = had_turn
-  WHERE r.lane_id = back.lane_id AND r.parked_job IS NULL AND r.turn_of = back.turn_of AND r.ready_slot = ANY (slots);
   IF rest_seq < job_end THEN
     INSERT INTO rota.queue_returned (lane_id, first_seq, n, ready_slot, returned_at, turn_of)
     VALUES (back.lane_id, rest_seq, job_end - rest_seq, back.ready_slot, had_turn, coalesce(back.turn_of, last_job));
@@ -392,7 +376,8 @@ BEGIN
         RETURN NEXT;
         CONTINUE;
       END IF;
-      taken := rota.queue_take(lane_id, least(share, wants[request]), by, given.in_turns);
+      taken := rota.queue_take(lane_id, least(share, wants[request]), by, given.in_turns,
+                               cardinality(array_remove(since, NULL)) > 1);
       IF taken.claim_id IS NULL THEN
         since[at] := NULL;
         CONTINUE;

@@ -87,6 +87,22 @@ BEGIN
   RETURN passed;
 END $$;
 
+-- Locks the slots of what was put aside for the job, and returns them. A row of `queue_returned` is locked only while its
+-- slot is: carrying over locks the slot first, so it never waits for a row.
+CREATE OR REPLACE FUNCTION rota.queue_lock_slots_aside(of_lane integer, of_job uuid) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  slots integer[] := ARRAY(
+    SELECT DISTINCT r.ready_slot FROM rota.queue_returned r
+    WHERE r.lane_id = of_lane AND r.parked_job IS NULL AND r.turn_of = of_job ORDER BY 1);
+  slot integer;
+BEGIN
+  FOREACH slot IN ARRAY slots LOOP
+    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ACCESS SHARE MODE', slot);
+  END LOOP;
+  RETURN slots || 7;  -- or they were carried there meanwhile
+END $$;
+
 -- Parks the job's next positions, at the cursor or put aside, so that the lane moves on to other jobs.
 CREATE OR REPLACE FUNCTION rota.queue_park_rest(of_lane integer, of_job uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -104,8 +120,7 @@ END $$;
 COMMENT ON FUNCTION rota.queue_park_rest IS
   'Parked positions stay counted as waiting. Returns the number of positions that the cursor moved past.';
 
--- Makes up to `most` parked positions of a job claimable again, when it is its turn: it had the last one before it was
--- parked. The rest stays parked.
+-- Makes up to `most` parked positions of a job claimable again, ahead of their lanes. The rest stays parked.
 CREATE OR REPLACE FUNCTION rota.queue_unpark(of_job uuid, most bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -124,7 +139,7 @@ BEGIN
   LOOP
     EXIT WHEN freed >= most;
     part := least(parked.n, most - freed);
-    UPDATE rota.queue_returned r SET parked_job = NULL, turn_of = of_job, n = part
+    UPDATE rota.queue_returned r SET parked_job = NULL, n = part
     WHERE r.lane_id = parked.lane_id AND r.first_seq = parked.first_seq;
     IF part < parked.n THEN
       INSERT INTO rota.queue_returned
