@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from rota.engine.dispatch.ordering import QueueRank, Schedulable, ShareGroup, ShareUsage
 from rota.model.ids import PoolId, ShowId
 
-RERANK_S: Final = 2.0
+RERANK_S: Final = 1.0
 
 GroupKey = tuple[ShowId, Sequence[PoolId]]
 QueueT = TypeVar("QueueT", bound=Schedulable)
@@ -64,11 +64,18 @@ class QueueGroups(Generic[QueueT]):
         else:
             for queue in self._changed:
                 self._place(queue, now_s)
-            oldest = min(self._groups.values(), key=attrgetter("ranked_at_s"), default=None)
-            if oldest is not None and now_s - oldest.ranked_at_s >= RERANK_S:
-                self._rank(oldest, oldest.queues, now_s)
+            self._rank_oldest(now_s)
         self._changed.clear()
         return self._groups.values()
+
+    def _rank_oldest(self, now_s: float) -> None:
+        """One group at a time, or those that have waited too long for it."""
+        oldest = min(self._groups.values(), key=attrgetter("ranked_at_s"), default=None)
+        if oldest is not None and now_s - oldest.ranked_at_s >= RERANK_S:
+            self._rank(oldest, oldest.queues, now_s)
+        for group in self._groups.values():
+            if now_s - group.ranked_at_s >= 2 * RERANK_S:
+                self._rank(group, group.queues, now_s)
 
     def _group_all(self, queues: Iterable[QueueT], now_s: float) -> None:
         members: dict[GroupKey, list[QueueT]] = defaultdict(list)

@@ -325,8 +325,8 @@ BEGIN
 END $$;
 
 -- Each lane is of one request, by its number from 1 on, and `wants` says how much each request wants of its lanes
--- together. Of several lanes the next is the one whose job has waited longest for its turn. A lane that is locked is
--- skipped, and a row without a claim says so.
+-- together, in order. Of several lanes of a queue and priority the next is the one whose job has waited longest for its
+-- turn. A lane that is locked is skipped, and a row without a claim says so.
 CREATE OR REPLACE FUNCTION rota.queue_claim_each(lanes integer[], requests integer[], wants integer[], by bigint)
 RETURNS TABLE (
   request integer, lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
@@ -352,7 +352,7 @@ BEGIN
     SELECT g.request, array_agg(l.lane_id ORDER BY g.place) AS lanes, bool_and(q.by_job) AS in_turns
     FROM unnest(lanes, requests) WITH ORDINALITY AS g (lane_id, request, place)
     JOIN rota.queue_lanes l ON l.lane_id = g.lane_id JOIN rota.queues q ON q.queue = l.queue
-    WHERE NOT q.paused GROUP BY g.request ORDER BY min(g.place)
+    WHERE NOT q.paused GROUP BY g.request, l.queue, l.priority ORDER BY min(g.place)
   LOOP
     request := given.request;
     at := 1;
