@@ -29,7 +29,7 @@ It is an advisory lock, taken before any row; triggers take it for limits and fl
 | `limits_snapshot`, `usage` | reads for explain and for operators |
 | `maintenance` | periodic seeding, reconciliation and pruning by one leader |
 | `suspected_shows` | which shows may be counted too high in Redis, because they are refused |
-| `unpushed_limits` | which limits changed in PostgreSQL and were not pushed to Redis |
+| `changed_limits` | which limits changed in PostgreSQL and must be copied to Redis |
 | `audit` | compares Redis, tables and `proc`, and repairs differences |
 """
 

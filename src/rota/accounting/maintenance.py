@@ -8,8 +8,8 @@
   the previous leader may have died between the COMMIT of a release in PostgreSQL and its release in Redis;
 - *limits*, `accounting.limit_reseed_interval_seconds`: syncs all limits to Redis; drops shows that are no longer
   managed;
-- *unpushed*, every second: pushes limits that have changed in PostgreSQL and that nobody has pushed: whoever changed
-  them has died, or has used SQL (`unpushed_limits`);
+- *changed_limits*, every second: copies limits that have changed in PostgreSQL to Redis, in case the process that
+  changed them did not (`changed_limits`);
 - *flush*, twice a second and in every replica: publishes releases that Redis missed while it was unavailable, and
   resolves those whose reply from PostgreSQL was lost;
 - *release_lost*, in every replica at its start and when another one has fallen silent, without waiting for an election,
@@ -32,11 +32,11 @@ from uuid import UUID
 import structlog
 
 from rota.accounting import allocations, show_isolation
+from rota.accounting.changed_limits import LIMITS_CHANNEL, ChangedLimits
 from rota.accounting.live import reader as live_reader
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.ledger import LiveLedger
 from rota.accounting.service import DELETED_SHOW_FENCE, AccountingService
-from rota.accounting.unpushed_limits import LIMITS_CHANNEL, UnpushedLimits
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.redis.keys import ACCT_SHOW
 from rota.infra.service import Lifecycle
@@ -82,7 +82,7 @@ class AccountingMaintenance(LeaderLoop):
         self.settings = settings
         self.grace_s = grace_s
         self.rest = rest
-        self._unpushed = UnpushedLimits()
+        self._changed_limits = ChangedLimits()
         self._seeded = asyncio.Event()
         """A show was seeded since the last reconciliation."""
 
@@ -143,7 +143,7 @@ class AccountingMaintenance(LeaderLoop):
                 await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
     async def _limit_changes_loop(self) -> None:
-        """Runs in every replica, so that the next leader knows what is not pushed."""
+        """Runs in every replica, so that the next leader knows what has changed."""
         while True:
             with contextlib.suppress(Unavailable):
                 async with self.accounting.database.listen(LIMITS_CHANNEL) as changes:
@@ -152,11 +152,11 @@ class AccountingMaintenance(LeaderLoop):
                         if payload is None:  # some may have been missed
                             self.accounting.doubt_limits()
                         else:
-                            self._unpushed.notified(payload, self.leases.clock.monotonic())
+                            self._changed_limits.notified(payload, self.leases.clock.monotonic())
             await asyncio.sleep(RELEASE_RETRY_INTERVAL_S)
 
-    async def push_unpushed_limits(self) -> None:
-        if shows := self._unpushed.take_due(self.leases.clock.monotonic()):
+    async def copy_changed_limits(self) -> None:
+        if shows := self._changed_limits.take_due(self.leases.clock.monotonic()):
             self.accounting.doubt_limits(shows)
 
     async def all_seeded(self) -> bool:
@@ -186,7 +186,7 @@ class AccountingMaintenance(LeaderLoop):
                 LeaderStep("release_lost", recompute_s, self.accounting.release_lost),
                 LeaderStep("recompute", recompute_s, self.recompute, wake=self._seeded),
                 LeaderStep("limits", limits_s, self.reseed_limits, at_once=False),
-                LeaderStep("unpushed", POLL_INTERVAL_S, self.push_unpushed_limits),
+                LeaderStep("changed_limits", POLL_INTERVAL_S, self.copy_changed_limits),
             ]
         return steps
 

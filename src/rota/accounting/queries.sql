@@ -324,8 +324,8 @@ SELECT pk_alloc AS alloc, sum(int_cores_reserved)::bigint AS cores, sum(int_gpus
 FROM rota.proc WHERE pk_show = $1::uuid GROUP BY pk_alloc
 
 -- name: limits_told
--- Notify bookers of show $1 that its current limits are in Redis.
-SELECT pg_notify('rota_limits', 'pushed:' || $1::text)
+-- Notify dispatchers that bookings may succeed now which a limit has refused; $1 says why.
+SELECT pg_notify('rota_limits', $1::text)
 
 -- name: shows_managed
 -- Managed shows with their fences.

@@ -48,7 +48,7 @@ from rota.model.ids import ShowId
 log = structlog.get_logger(__name__)
 
 MANAGED_SHOWS = query(__package__, "shows_managed")
-NOTIFY_LIMITS_PUSHED = query(__package__, "limits_told")
+NOTIFY_LIMITS = query(__package__, "limits_told")
 UNKNOWN_COMMIT_DELAY_S: Final = 2.0
 """Grace before resolving an unknown commit outcome: by then the transaction has usually ended."""
 UNKNOWN_COMMITS_MAX: Final = 1000
@@ -222,7 +222,7 @@ class AccountingService:
         except ScriptFailed as error:
             log.warning("limit_push_failed", show=str(show), code=error.code, remedy="the accounting leader repeats it")
             return 0
-        await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
+        await self.database.run(NOTIFY_LIMITS, f"pushed:{show}")
         return 1
 
     def limit_refused(self, show: ShowId) -> None:
@@ -264,7 +264,7 @@ class AccountingService:
                 asyncio.get_running_loop().call_later(again_s, self._suspect_again, show)
             if lost:
                 log.warning("lost_releases_repaired", show=str(show), tokens=lost)
-                await self.database.run(NOTIFY_LIMITS_PUSHED, str(show))
+                await self.database.run(NOTIFY_LIMITS, f"released:{show}")
             return lost
 
         managed = await self.managed_shows()
@@ -316,7 +316,7 @@ class AccountingService:
         if self.live is not None and change.show is not None and change.show.managed:
             # Bookers that saw the commit but asked Redis before this push were refused: notify them to retry.
             with suppress(PostgresUnavailable):
-                await self.database.run(NOTIFY_LIMITS_PUSHED, str(change.show.id))
+                await self.database.run(NOTIFY_LIMITS, f"pushed:{change.show.id}")
         return change
 
     async def raise_fence(self, show: ShowId) -> None:

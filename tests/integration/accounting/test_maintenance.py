@@ -8,11 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from rota.accounting import allocations, maintenance
+from rota.accounting.changed_limits import LIMITS_CHANNEL
 from rota.accounting.ledger import DeclineReason
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.release_publisher import MISCONFIGURED
 from rota.accounting.service import AccountingService
-from rota.accounting.unpushed_limits import LIMITS_CHANNEL, PUSHED
 from rota.infra.lease import leader_loop
 from rota.infra.redis import RedisTarget, connect
 from rota.infra.service import Service, ServiceState
@@ -367,7 +367,7 @@ async def after_push_at_start(quota):
     """Run the maintenance without its periodic copies of limits; the body begins when it has copied them once."""
     service = quota.maintenance(limit_reseed_interval_seconds=NEVER_S)
     async with quota.database.listen(LIMITS_CHANNEL) as told, running(service):
-        assert await anext(told) == f"{PUSHED}{quota.show}"
+        assert await anext(told) == f"pushed:{quota.show}"
         yield
 
 
@@ -400,7 +400,7 @@ async def test_raised_limit_that_a_dead_server_did_not_push_is_pushed_when_it_le
         await until(lambda: is_burst(quota, "9"), within_s=5, what="the raised limit in Redis")
 
 
-async def test_limit_changed_by_hand_is_pushed_by_the_leader(quota):
+async def test_limit_changed_in_sql_is_copied_by_the_leader(quota):
     """As is one whose process, perhaps a command, died right after the commit."""
     async with after_push_at_start(quota):
         await quota.database.run(SET_BURST, quota.show, 900)

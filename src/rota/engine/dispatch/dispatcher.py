@@ -32,8 +32,8 @@ from uuid import UUID
 
 import structlog
 
+from rota.accounting.changed_limits import LIMITS_CHANNEL
 from rota.accounting.ledger import BookingBatch
-from rota.accounting.unpushed_limits import LIMITS_CHANNEL
 from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
 from rota.engine.dispatch import metrics as waiting
@@ -77,8 +77,8 @@ TURN_S: Final = 0.004
 LANE_CHECK_INTERVAL_S: Final = 0.1
 """Shortest time between reads of the lanes of queues that were notified."""
 LOCKED_LANE_PAUSES_S: Final = (0.003, 0.009, 0.02)
-"""Pauses before further claims from a lane that is locked, while its round keeps what it has reserved. Another server
-needs some milliseconds; the transaction of a producer may take any time and is not waited for."""
+"""Pauses before further claims from a locked lane, while the round keeps what it has reserved. A claim of another
+server takes some milliseconds; parking or cancelling a job may lock its lanes for longer, and is not waited for."""
 UNBOOKED_RETRY_INTERVAL_S: Final = 0.25
 """Pause between attempts to return unbooked claims while PostgreSQL is unavailable."""
 
@@ -346,8 +346,7 @@ class Dispatcher:
     async def _claim(self, planned: Round) -> dict[RoundPart, list[Claim]]:
         failpoints.hit("dispatch.before_claim")
         requests = {part: ClaimRequest(part.pending.lanes, part.plan.planned) for part in planned.parts}
-        found = await self._claim_parts(requests)
-        ended = sum(map(len, found.values())) < CLAIMS_MAX + len(requests)
+        found, ended = await self._claim_parts(requests)
         for part, claims in found.items():
             frames = sum(claim.frames for claim in claims)
             self.pending_queues.frames_claimed(part.pending, requests[part].want, frames, part.arrivals, ended=ended)
@@ -360,20 +359,25 @@ class Dispatcher:
                 await self._refresh(rescan)
         return found
 
-    async def _claim_parts(self, requests: Mapping[RoundPart, ClaimRequest]) -> dict[RoundPart, list[Claim]]:
-        """The claims by part. Parts that got nothing because of a lock try again: if another server claims from the
-        lane of a higher priority at this moment, its room must not go to a lower one."""
+    async def _claim_parts(
+        self, requests: Mapping[RoundPart, ClaimRequest]
+    ) -> tuple[dict[RoundPart, list[Claim]], bool]:
+        """The claims by part, and whether the lanes of a part that got less than it wanted have no more.
+
+        Parts that got nothing because of a lock try again: if another server claims from the lane of a higher priority
+        at this moment, its room must not go to a lower one."""
         found: dict[RoundPart, list[Claim]] = {part: [] for part in requests}
-        tried = list(requests)
+        tried, ended = list(requests), True
         for pause_s in (*LOCKED_LANE_PAUSES_S, None):
             results = await self.queue.claim_each([requests[part] for part in tried], self._owner)
             for part, result in zip(tried, results, strict=True):
                 found[part] = result.claims
+            ended &= sum(len(result.claims) for result in results) < CLAIMS_MAX + len(tried)
             tried = [part for part, result in zip(tried, results, strict=True) if result.locked and not result.claims]
             if not tried or pause_s is None:
                 break
             await self.clock.sleep(pause_s)
-        return found
+        return found, ended
 
     async def _return_unbooked_claims(self) -> bool:
         """After a failed round, return claims that are not booked. False: try again later.
