@@ -59,13 +59,16 @@ class ShowQuotaView(msgspec.Struct, frozen=True, kw_only=True):
     """Redis is unavailable: usage is as of the last reconciliation."""
 
 
+PlacementName = Literal["fit", "spread", "pack"]
+
+
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID
     name: str
     status: Literal["active", "draining", "inactive"] = "active"
     provides: tuple[str, ...] = ()
     description: str = ""
-    placement: Literal["fit", "spread", "pack"] = "fit"
+    placement: PlacementName = "fit"
     """Which of the workers with room gets a frame: the least used, that with the fewest frames, or the most used."""
 
 
@@ -175,7 +178,7 @@ class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provides: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=64)] | None = None
     description: Annotated[str, msgspec.Meta(max_length=1000, pattern=r"^[^\x00]*$")] | None = None
-    placement: Literal["fit", "spread", "pack"] | None = None
+    placement: PlacementName | None = None
 
 
 class DrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from rota.api.resources import (
     ChangeResult,
     DrainSpec,
     NamedResource,
+    PlacementName,
     PoolChange,
     PoolView,
     QueueView,
@@ -39,7 +39,7 @@ class PoolsResource(ApiResource[M]):
         *,
         provides: Sequence[str] | None = None,
         description: str | None = None,
-        placement: Literal["fit", "spread", "pack"] | None = None,
+        placement: PlacementName | None = None,
     ) -> PoolView:
         """Sets the capabilities the pool provides, its description, and how frames are placed in it."""
         change = PoolChange(

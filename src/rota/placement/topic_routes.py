@@ -32,7 +32,7 @@ class PoolStatus(StrEnum):
 
 
 class PlacementPolicy(StrEnum):
-    """Which of the workers with room gets a frame."""
+    """Which of the workers with free resources gets a frame."""
 
     FIT = "fit"
     """The one that is used least, by the part of its scarcest resource; machines with GPUs last for frames without."""

@@ -90,7 +90,7 @@ class ClaimResult(msgspec.Struct):
 
     claims: list[Claim]
     locked: bool = False
-    """Another claimer or a producer had locked one of its lanes, so there may be more."""
+    """Another session was claiming from one of its lanes, or parking or cancelling in it, so there may be more."""
 
     @property
     def frames(self) -> int:

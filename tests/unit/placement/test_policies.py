@@ -16,19 +16,21 @@ def fleet(placement):
     return Fleet(routes({"*": ("farm",)}, pool("farm", placement=placement)))
 
 
-def test_fit_fills_machines_of_different_sizes_to_the_same_part():
-    farm = fleet(PlacementPolicy.FIT)
+def one_large_and_two_small(placement):
+    farm = fleet(placement)
     farm.beat("large", slots=64, cores=6400)
     for name in ("a", "b"):
         farm.beat(name, slots=8, cores=800)
+    return farm
+
+
+def test_fit_fills_machines_of_different_sizes_to_the_same_part():
+    farm = one_large_and_two_small(PlacementPolicy.FIT)
     assert farm.place(FRAME, 40) == {"large": 32, "a": 4, "b": 4}
 
 
 def test_spread_gives_every_machine_the_same_number():
-    farm = fleet(PlacementPolicy.SPREAD)
-    farm.beat("large", slots=64, cores=6400)
-    for name in ("a", "b"):
-        farm.beat(name, slots=8, cores=800)
+    farm = one_large_and_two_small(PlacementPolicy.SPREAD)
     assert farm.place(FRAME, 18) == {"large": 6, "a": 6, "b": 6}
 
 

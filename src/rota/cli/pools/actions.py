@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from rota.accounting.resources import unknown_name_error
+from rota.api.resources import PlacementName
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.tables import EMPTY_MESSAGES, CliPage, Table
 from rota.cli.db import commands as db_commands
@@ -120,7 +121,7 @@ async def drain_pool(routing: RouteStore, name: str, timeout: str) -> CliPage:
     return CliPage(data, [text])
 
 
-async def set_placement(routing: RouteStore, name: str, placement: str) -> CliPage:
+async def set_placement(routing: RouteStore, name: str, placement: PlacementName) -> CliPage:
     changed = await routing.set_pool(name, actor=current_actor(), placement=PlacementPolicy(placement))
     data = {"pool": name, "placement": placement, "changed": changed}
     text = f"Pool {name} places frames by {placement}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rota.api.resources import PlacementName
 from rota.cli.core.options import OutputOption, load_settings
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.quota.commands import pool_app
@@ -16,12 +16,6 @@ from rota.cli.quota.options import Name
 if TYPE_CHECKING:
     from rota.cli.core.tables import CliPage
     from rota.placement.route_store import RouteStore
-
-
-class PlacementChoice(StrEnum):
-    FIT = "fit"
-    SPREAD = "spread"
-    PACK = "pack"
 
 
 TopicArg = Annotated[
@@ -70,7 +64,7 @@ def pool_set(
     context: typer.Context,
     name: Name,
     placement: Annotated[
-        PlacementChoice,
+        PlacementName,
         typer.Option(
             help="Which worker with room gets a frame: fit (used least, by its scarcest resource), spread (fewest"
             " frames) or pack (used most, so that others stay empty).",
@@ -82,7 +76,7 @@ def pool_set(
     """Choose how the workers of a pool are filled."""
     from rota.cli.pools import actions as pools_actions
 
-    _print(context, form, lambda routing: pools_actions.set_placement(routing, name, placement.value))
+    _print(context, form, lambda routing: pools_actions.set_placement(routing, name, placement))
 
 
 @pool_app.command("drain")

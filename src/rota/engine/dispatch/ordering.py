@@ -132,20 +132,12 @@ class ShareGroup(Generic[QueueT]):
 
     __slots__ = ("at", "pools", "queues", "ranked_at_s", "ranks", "usage")
 
-    def __init__(
-        self,
-        pools: Sequence[PoolId],
-        ranked: Iterable[tuple[QueueRank, QueueT]],
-        usage: Callable[[], ShareUsage],
-        *,
-        ranked_at_s: float = 0.0,
-    ) -> None:
-        """`ranked`: best first, as of the moment `ranked_at_s`."""
-        pairs = list(ranked)
+    def __init__(self, pools: Sequence[PoolId], usage: Callable[[], ShareUsage], ranked_at_s: float) -> None:
         self.pools = pools
-        self.ranks = [rank for rank, _ in pairs]
-        self.queues = [queue for _, queue in pairs]
         self.usage = usage
+        self.ranks: list[QueueRank] = []
+        """Of the queues, best first, as of the moment `ranked_at_s`."""
+        self.queues: list[QueueT] = []
         self.ranked_at_s = ranked_at_s
         self.at = 0
 

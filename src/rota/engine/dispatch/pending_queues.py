@@ -219,8 +219,7 @@ class PendingQueues:
 
     def set_minimums(self, least: Mapping[MinimumKey, Usage], used: Mapping[MinimumKey, Usage]) -> None:
         """Minimums of folders and departments, and their use, as PostgreSQL has them."""
-        if least or self._minimums:
-            self._minimums.set(least, used)
+        if self._minimums.replace(least, used):
             self._groups.reset()
 
     def mark_notified(self, queue: str) -> bool:
@@ -335,7 +334,7 @@ class PendingQueues:
         for pool, n in portions:
             self._reserved[show, pool] += n * ask.cores
         self._usage_version += 1
-        self._count_minimums(self._minimums.reserve, pending.key, ask, sum(n for _, n in portions))
+        self._reserve_minimum(pending, ask, sum(n for _, n in portions))
         return self.share_rooms.reserve(show, ask, portions, self._clock.monotonic())
 
     def shrink_share(self, pending: PendingQueue, reservation: ShareReservation, frames: int) -> bool:
@@ -349,7 +348,7 @@ class PendingQueues:
             self._reserved[show, pool] += n * cores
         self._usage_version += 1
         shrunk = before - sum(n for _, _, n in reservation.parts)
-        self._count_minimums(self._minimums.reserve, pending.key, reservation.ask, -shrunk)
+        self._reserve_minimum(pending, reservation.ask, -shrunk)
         if freed:
             self._end_holds_at_share(show)
         return freed
@@ -373,14 +372,8 @@ class PendingQueues:
             return 0
         return self._minimums.frames_lacking(_minimum_keys(pending.key), _ask(pending))
 
-    def _count_minimums(
-        self, count: Callable[[Sequence[MinimumKey], Ask, int], None], key: QueueKey, ask: Ask, frames: int
-    ) -> None:
-        """The order changes when a minimum is reached, or is not any more."""
-        keys = _minimum_keys(key)
-        before = self._minimums.frames_lacking(keys, ask) > 0
-        count(keys, ask, frames)
-        if before != (self._minimums.frames_lacking(keys, ask) > 0):
+    def _reserve_minimum(self, pending: PendingQueue, ask: Ask, frames: int) -> None:
+        if self._minimums.reserve(_minimum_keys(pending.key), ask, frames):
             self._groups.reset()
 
     def _usage_of(self, show: ShowId, pools: Sequence[PoolId]) -> ShareUsage:
@@ -405,7 +398,8 @@ class PendingQueues:
         ask = _ask(pending)
         if self.share_rooms.booked(pending.key.show, pool, ask, frames, asked.shares):
             self._end_holds_at_share(pending.key.show)
-        self._count_minimums(self._minimums.add, pending.key, ask, frames)
+        if self._minimums.add(_minimum_keys(pending.key), ask, frames):
+            self._groups.reset()
         size, used = self._shares.get((pending.key.show, pool), (0, 0))
         self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
         self._usage_version += 1
@@ -542,9 +536,8 @@ class PendingQueues:
         """These bookings of the show have ended: its folders and departments use less."""
         for group in released if self._minimums else ():
             charge = group.charge
-            keys = minimum_keys(show, charge.folder, charge.dept)
-            self._minimums.add(keys, charge.ask, -len(group.tokens))
-            self._groups.reset()
+            if self._minimums.add(minimum_keys(show, charge.folder, charge.dept), charge.ask, -len(group.tokens)):
+                self._groups.reset()
 
     def workers_changed(self) -> None:
         """Workers may have free capacity: end back-offs that wait for workers."""

@@ -87,7 +87,7 @@ class QueueGroups(Generic[QueueT]):
             self._rank(self._add_group(key, now_s), each, now_s)
 
     def _add_group(self, key: GroupKey, now_s: float) -> ShareGroup[QueueT]:
-        group = self._groups[key] = ShareGroup(key[1], (), lambda: self._usage_of(key), ranked_at_s=now_s)
+        group = self._groups[key] = ShareGroup(key[1], lambda: self._usage_of(key), now_s)
         return group
 
     def _rank(self, group: ShareGroup[QueueT], queues: Iterable[QueueT], now_s: float) -> None:

@@ -80,10 +80,10 @@ WHERE l.pk_layer = ANY ($2::uuid[])
 -- name: explain_position
 -- Frames of queue $3 at priority $4 that are claimed before the first waiting frame of layer $2 of job $1.
 -- Returned frames are first; then jobs take turns, the one first that has waited longest for its turn, and each has at
--- most a quantum of 64. Bounded: of returned ranges and of the entries of a lane the first thousand are examined, of the
+-- most a quantum. Bounded: of returned ranges and of the entries of a lane the first thousand are examined, of the
 -- layer's own entries the first $5; what is further behind counts by its position. No row when none is found.
 WITH lane AS MATERIALIZED (
-  SELECT l.lane_id, k.cursor, CASE WHEN q.by_job THEN 64 ELSE 2147483647 END AS quantum
+  SELECT l.lane_id, k.cursor, CASE WHEN q.by_job THEN rota.queue_quantum() ELSE 2147483647 END AS quantum
   FROM rota.queues q JOIN rota.queue_lanes l USING (queue)
   CROSS JOIN LATERAL rota.queue_cursors(ARRAY[l.lane_id]) AS k
   WHERE q.queue = $3::text AND l.priority = $4::smallint

@@ -100,6 +100,9 @@ LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN length(mask) = n THEN mask ELSE substring(mask || repeat('0', 512)::varbit FROM 1 FOR n) END
 $$;
 
+-- How many positions a job gets at a time while other jobs of its queue wait.
+CREATE OR REPLACE FUNCTION rota.queue_quantum() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 64';
+
 -- Returned positions of the lane that are claimed before the others; then what was put aside, the job first that has
 -- waited longest since its last turn.
 CREATE OR REPLACE FUNCTION rota.queue_first_returned(of_lane integer) RETURNS rota.queue_returned
@@ -145,7 +148,7 @@ CREATE OR REPLACE FUNCTION rota.queue_take(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-  quantum constant integer := 64;
+  quantum constant integer := rota.queue_quantum();
   generation bigint := rota.queue_generation();
   back rota.queue_returned := rota.queue_first_returned(of_lane);
   since timestamptz;
@@ -364,7 +367,7 @@ BEGIN
     END IF;
     WHILE wants[request] > 0 AND claims_left > 0 LOOP
       IF cardinality(since) > 1 THEN
-        SELECT u.place, greatest(64, wants[request] / count(*) OVER ()) INTO at, share
+        SELECT u.place, greatest(rota.queue_quantum(), wants[request] / count(*) OVER ()) INTO at, share
         FROM unnest(since) WITH ORDINALITY AS u (turn, place) WHERE u.turn IS NOT NULL ORDER BY u.turn, u.place LIMIT 1;
       ELSE
         share := wants[request];
