@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_queues import BACKOFF_S, PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.pending_reader import PendingReader
 from rota.model.quota import Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
@@ -50,6 +50,15 @@ def in_order(queues):
 def test_refused_queue_backs_off(queues, pending):
     queues.mark_refused(pending, Reason.QUOTA_FOLDER, queues.moment(pending))
     assert (in_order(queues), pending.budget) == ([], 0)
+
+
+def test_queues_of_a_show_that_cannot_be_booked_try_again_in_order(queues, pending):
+    lower = queues.add(PendingQueue(key_of("lower", SHOW), 0, [9], waiting=5))
+    other = another(queues)
+    queues.mark_refused(pending, Reason.BOOKS_UNAVAILABLE, queues.moment(pending), whole_show=True)
+    assert in_order(queues) == [other]
+    queues._clock.now_s += BACKOFF_S
+    assert [each for each in in_order(queues) if each is not other] == [pending, lower]
 
 
 def test_release_during_the_booking_is_tried_at_once(queues, pending):

@@ -88,6 +88,17 @@ _DECLINE_REASONS: Final = {
     DeclineReason.UNKNOWN_DEPT: Reason.QUOTA_POINT,
 }
 """Declines that last until an operator changes the configuration; all others are transient."""
+_SHOW_DECLINES: Final = frozenset(
+    {
+        DeclineReason.UNSEEDED,
+        DeclineReason.REDIS_OFF,
+        DeclineReason.LOCKED,
+        DeclineReason.NOT_MANAGED,
+        DeclineReason.MANAGED,
+        DeclineReason.UNKNOWN_SHOW,
+    }
+)
+"""Declines of every frame of the show."""
 
 
 class LayerExecution(msgspec.Struct, frozen=True):
@@ -432,12 +443,13 @@ class Assigner:
                     parked[_job_of(request, token)].append(token)
                     continue
                 back.append(token)
-                self._back_off(booking, _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE))
+                reason = _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE)
+                self._back_off(booking, reason, whole_show=why in _SHOW_DECLINES)
         return back, parked
 
-    def _back_off(self, booking: PartBooking, reason: Reason) -> None:
+    def _back_off(self, booking: PartBooking, reason: Reason, *, whole_show: bool = False) -> None:
         if reason is not Reason.QUOTA_SUBSCRIPTION:  # the room of the share says what the queue may try
-            self.pending_queues.mark_refused(booking.part.pending, reason, booking.asked)
+            self.pending_queues.mark_refused(booking.part.pending, reason, booking.asked, whole_show=whole_show)
 
     def _settle_share(self, booking: PartBooking) -> None:
         """Take what accounting granted from the rooms of the shares. The reservation remains for the other frames until

@@ -292,8 +292,12 @@ class PendingQueues:
         pending.held_at_change = self._capacity_changes
         pending.held_for_pools = None
 
-    def mark_refused(self, pending: PendingQueue, reason: Reason, asked: BookingMoment | None = None) -> None:
+    def mark_refused(
+        self, pending: PendingQueue, reason: Reason, asked: BookingMoment | None = None, *, whole_show: bool = False
+    ) -> None:
         """Quota refused: no further frames until frames of the show end, except for occasional small probes.
+
+        `whole_show`: any frame of the show would be refused; its queues try again at the same time, so in order.
 
         A release since the booking was `asked` may have come after the refusal: it is not announced again, so try again
         at once.
@@ -304,7 +308,8 @@ class PendingQueues:
             return
         pending.budget = 0 if asked is None else pending.released - asked.released
         if not pending.budget:
-            self.back_off(pending, reason)
+            for each in self._by_show[pending.key.show] if whole_show else [pending]:
+                self.back_off(each, reason)
 
     def moment(self, pending: PendingQueue) -> BookingMoment:
         return BookingMoment(pending.released, pending.resets, self.share_rooms.moment(pending.key.show))
