@@ -36,7 +36,8 @@ SELECT jsonb_build_object(
        FROM rota.deferred_jobs GROUP BY 1) AS d ON d.layer_id = l.pk_layer),
   'procs', (SELECT jsonb_agg(jsonb_build_object(
      'show', pk_show, 'pool', pk_alloc, 'folder', pk_folder, 'dept', pk_dept, 'job', pk_job, 'layer', pk_layer,
-     'host', pk_host, 'cores', int_cores_reserved, 'token', token, 'booked', extract(epoch FROM ts_booked)))
+     'host', pk_host, 'cores', int_cores_reserved, 'token', token, 'booked', extract(epoch FROM ts_booked),
+     'claimed', (SELECT extract(epoch FROM claimed_at) FROM rota.queue_claims WHERE claim_id = token / 512)))
      FROM rota.proc),
   'queues', (SELECT jsonb_agg(jsonb_build_object(
      'name', q.queue, 'paused', q.paused, 'cores', c.cores, 'folder', k.pk_folder, 'dept', k.pk_dept,
@@ -64,6 +65,15 @@ SELECT jsonb_build_object(
          AND NOT EXISTS (SELECT FROM rota.proc p WHERE p.token = c.claim_id * 512 + i)) AS o
      JOIN rota.ready_entries e ON e.lane_id = o.lane_id AND e.lane_seq <= o.seq AND e.lane_seq + e.n > o.seq
      GROUP BY 1, 2) AS u),
+  'returned', (SELECT jsonb_agg(jsonb_build_object('layer', layer_id, 'frames', n, 'owner', owner,
+     'claimed', extract(epoch FROM claimed_at), 'returned', extract(epoch FROM finalized_at))) FROM (
+     SELECT e.layer_id, c.owner, c.claimed_at, x.finalized_at, count(*) AS n
+     FROM rota.queue_closures x JOIN rota.queue_claims c USING (ready_slot, claim_id)
+     CROSS JOIN generate_series(0, c.n - 1) AS i
+     CROSS JOIN LATERAL (SELECT c.last_seq - c.n + 1 + i AS seq) AS p
+     JOIN rota.ready_entries e ON e.lane_id = c.lane_id AND e.lane_seq <= p.seq AND e.lane_seq + e.n > p.seq
+     WHERE x.outcome = 5 AND get_bit(x.bits, i) = 1 AND x.finalized_at > clock_timestamp() - interval '10 seconds'
+     GROUP BY 1, 2, 3, 4) AS r),
   'shows', (SELECT jsonb_agg(jsonb_build_object('id', pk_show, 'name', str_name, 'managed', b_scheduler_managed,
      'fence', int_fence, 'jobs_max', int_max_jobs, 'jobs_used', rota.job_slots_used(pk_show))) FROM rota.show),
   'shares', (SELECT jsonb_agg(jsonb_build_object('show', s.pk_show, 'pool', s.pk_alloc, 'name', a.str_name,
@@ -126,6 +136,7 @@ class Proc(msgspec.Struct):
     cores: int
     token: int
     booked: float = 0.0
+    claimed: float = 0.0
 
     def charged(self):
         """Every key that it counts against, as in `Facts.caps` and `Facts.shares`."""
@@ -186,6 +197,16 @@ class UnbookedClaim(msgspec.Struct):
     frames: int
 
 
+class ReturnedClaim(msgspec.Struct):
+    """Frames of a layer that a server has claimed and given back in the last seconds."""
+
+    layer: str
+    frames: int
+    owner: int
+    claimed: float
+    returned: float
+
+
 class Facts(msgspec.Struct, dict=True):
     """Times are of PostgreSQL's clock, but `at` is of our monotonic clock; cores are in hundredths."""
 
@@ -205,6 +226,7 @@ class Facts(msgspec.Struct, dict=True):
     """The same from its counters."""
     parked: dict[str, int] = {}
     unbooked: list[UnbookedClaim] = []
+    returned: list[ReturnedClaim] = []
     shows: list[Show] = []
     shares: list[Share] = []
     caps: dict[str, int] = {}

@@ -22,6 +22,8 @@ DEATHS = frozenset({"kill", "pause", "roll", "storm"})
 ORDER_LIMIT_S = 5.0
 """Dispatchers and rounds compete for quota that is released, so the first to book may be of lower priority."""
 LEVELS_MARGIN = 0.5
+CLAIM_S = 0.05
+"""Claims that began so close to each other may have been committed in the other order."""
 
 
 @dataclass
@@ -202,7 +204,8 @@ class OrderWatch:
     """O1: layers that wait although nothing but the show's share can refuse them, and bookings of lower priority.
 
     Frames that a server has claimed do not count: if it dies, `ClaimWatch` sees to it that they are claimable again in
-    time, and from then on no frame of lower priority may be booked before them.
+    time, and from then on no frame of lower priority may be booked before them. That holds for claims between two looks
+    as well: servers claim in order, but of two that have claimed at the same time either may be the first to book.
     """
 
     def __init__(self, disturbances):
@@ -252,9 +255,21 @@ class OrderWatch:
                 if self._disturbances.outage(at, facts.at) or waited_s <= limit_s:
                     continue
                 if effective(high, facts.now) > effective(low, facts.now) + LEVELS_MARGIN:
+                    if self._claimed_at(facts, layers[high_layer], proc.claimed):
+                        continue
                     sentence = f"{low.name} ({low.priority}) was booked, {high.name} ({high.priority}) waits"
                     sentence += self._about(facts, high, layers[high_layer], proc.pool)
                     yield Wait((high.id, low.id), waited_s, limit_s, f"{sentence} since {waited_s:.1f} s")
+
+    @staticmethod
+    def _claimed_at(facts, layer, moment):
+        """Whether servers that gave them back later had claimed all its waiting frames at this moment."""
+        claims = [
+            each.frames
+            for each in facts.returned
+            if each.layer == layer.id and each.claimed <= moment + CLAIM_S and each.returned >= moment
+        ]
+        return sum(claims) >= facts.unclaimed(layer)
 
     @staticmethod
     def _about(facts, job, layer, pool):
@@ -262,7 +277,14 @@ class OrderWatch:
         limits = [f"{key.partition(' ')[0]} {facts.used[key]} of {cap}" for key, cap in facts.limits(job, layer, pool)]
         show = facts.show[job.show]
         jobs = f"{show.jobs_used} of {show.jobs_max} jobs, has a place: {job.id in facts.slots}"
-        return f" [{show.name}, {', '.join(limits)}, {jobs}, {facts.parked.get(job.id, 0)} parked]"
+        now = facts.now
+        returned = [
+            f"{each.frames} claimed by {each.owner} from -{now - each.claimed:.3f} s to -{now - each.returned:.3f} s"
+            for each in facts.returned
+            if each.layer == layer.id
+        ]
+        parked = f"{facts.parked.get(job.id, 0)} parked"
+        return f" [{', '.join([show.name, *limits, jobs, parked, *returned])}]"
 
 
 def effective(job, now):

@@ -11,7 +11,19 @@ from rota.api.explanation import Cause, JobExplanation, LimitAmounts, Refuser, W
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason
 from tests.chaos.pipeline.history import Run
-from tests.chaos.scenarios.facts import Counts, Facts, Job, Layer, Proc, Queue, Share, Show, UnbookedClaim, Worker
+from tests.chaos.scenarios.facts import (
+    Counts,
+    Facts,
+    Job,
+    Layer,
+    Proc,
+    Queue,
+    ReturnedClaim,
+    Share,
+    Show,
+    UnbookedClaim,
+    Worker,
+)
 from tests.chaos.scenarios.liveness import (
     CALM_LIMIT_S,
     DEATH_LIMIT_S,
@@ -290,7 +302,7 @@ def order_after(seconds, low_priority=1, more=lambda facts, at: None):
         facts.jobs[1].priority, facts.jobs[0].priority = 8, low_priority
         facts.shares[0].burst = 200
         if at >= seconds:
-            facts.procs[0] = proc(CAPPED, 50, booked=1000.0 + seconds)
+            facts.procs[0] = proc(CAPPED, 50, booked=1000.0 + seconds, claimed=999.5 + seconds)
 
     order = OrderWatch(Disturbances())
     return looks_over(lambda facts, room: order.update(facts), 9.0, change)
@@ -319,6 +331,25 @@ def test_o1_frames_that_a_server_claimed_or_that_were_retried_have_not_waited():
     assert order_after(ORDER_LIMIT_S + 1, more=claimed) == []
     assert order_after(ORDER_LIMIT_S + 1, more=retried) == []
     assert order_after(ORDER_LIMIT_S + 1, more=one_of_two_claimed)
+
+
+@pytest.mark.parametrize(
+    ("frames", "claimed_s", "returned_s", "allowed"),
+    [
+        (2, -0.5, 0.1, True),
+        (1, -0.5, 0.1, False),
+        (2, 0.2, 0.3, False),
+        (2, -0.5, -0.1, False),
+    ],
+    ids=["all of them", "one of two", "after the lower one", "given back before"],
+)
+def test_o1_frames_that_were_claimed_when_the_lower_ones_were_have_not_waited(frames, claimed_s, returned_s, allowed):
+    low_at = 1000.0 + ORDER_LIMIT_S + 0.5
+
+    def returned(facts, at):
+        facts.returned = [ReturnedClaim(LAYERS[LOW], frames, 3, low_at + claimed_s, low_at + returned_s)]
+
+    assert (order_after(ORDER_LIMIT_S + 1, more=returned) == []) is allowed
 
 
 def test_l2_process_that_ended_on_its_own_is_detected():
