@@ -99,7 +99,7 @@ async def client(farm):
     async with httpx.AsyncClient(
         base_url=url, headers={"Authorization": f"Bearer {made.plain.text}"}, timeout=30
     ) as client:
-        await until(lambda: is_up(client), within_s=60, what="the server")
+        await until(lambda: is_up(client), within_s=30, what="the server")
         yield client
 
 

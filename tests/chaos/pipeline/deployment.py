@@ -71,8 +71,9 @@ LIVE_SESSIONS = sql("SELECT count(*) FROM rota.worker WHERE state = 'up' AND str
 LAST = sql("SELECT pg_current_snapshot()::text")
 POLL_S = 0.05
 """Poll interval of waits: low enough to be quick, high enough not to load the servers."""
-START_S = 60.0
-"""Generous for slow, busy machines: the bound only ends a hang."""
+START_S = 45.0
+"""Generous for slow, busy machines: the bound only ends a hang, before the test runs out of time without a word."""
+LAST_CHARS = 1500
 
 
 class Actor:
@@ -251,7 +252,18 @@ class Farm:
         async def all_up():
             return await self.database.value(UP) >= number
 
-        await until(all_up, within_s=within_s, what=f"{number} workers")
+        try:
+            await until(all_up, within_s=within_s, what=f"{number} workers")
+        except AssertionError as error:
+            error.add_note(self.last_lines())
+            raise
+
+    def last_lines(self):
+        """How the processes are and what they logged last, for a report."""
+        return "\n".join(
+            f"== {actor.name}, status {actor.process and actor.process.returncode}\n{actor.all_logs()[-LAST_CHARS:]}"
+            for actor in (*self.servers, *self.workers)
+        )
 
     async def is_lost(self, worker):
         """Whether the servers have declared every session of this worker lost."""
