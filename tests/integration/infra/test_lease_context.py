@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from contextlib import AsyncExitStack
 
 import psycopg
 import pytest
@@ -90,6 +91,37 @@ async def test_held_lease_is_renewed_beyond_its_ttl(leases, others, database):
         await until(lambda: database.value(later, first))
         async with database.transaction() as tx:
             await leases.guard(tx, lease)
+
+
+async def test_leases_of_one_ttl_are_renewed_in_one_statement(leases, monkeypatch):
+    renew, renewals = leases.renew, []
+
+    async def counted(batch):
+        renewals.append(sorted(lease.name for lease in batch))
+        return await renew(batch)
+
+    monkeypatch.setattr(leases, "renew", counted)
+    async with AsyncExitStack() as held:
+        for name in ("attic", "door", "gate"):
+            await held.enter_async_context(leases.hold(name, kind="test", ttl_s=3.0))
+        # The first renewals may come while some are still being acquired.
+        await until(lambda: renewals.count(["attic", "door", "gate"]) >= 2)
+    assert len(renewals) <= 5
+
+
+async def test_renewal_of_one_lease_outlives_the_cancellation_of_another(leases, database):
+    async with AsyncExitStack() as held:
+        door, gate = [
+            await held.enter_async_context(leases.hold(n, kind="test", ttl_s=LONG_S)) for n in ("door", "gate")
+        ]
+        leaver = asyncio.create_task(leases.renew_together(door, LONG_S))
+        stayer = asyncio.create_task(leases.renew_together(gate, LONG_S))
+        await asyncio.sleep(0)  # both have asked
+        leaver.cancel()
+        assert await stayer
+        assert leaver.cancelled()
+        await database.run(EXPIRE, "gate")
+        assert not await leases.renew_together(gate, LONG_S)
 
 
 async def lose(leases, database, body=forever, name="door", ttl_s=0.6):

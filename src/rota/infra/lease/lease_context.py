@@ -1,9 +1,10 @@
 """Runs work under a lease and stops it before the lease expires.
 
-While the body runs, a task renews the lease every third of its TTL, and twice as often after a failed renewal. The
-lease counts as lost when PostgreSQL refuses a renewal, after `ATTEMPTS_MAX` failed renewals in a row (before it
-expires, so that the body has time to stop), or when the time since the *start* of the last successful renewal exceeds
-the TTL on the local monotonic clock. PostgreSQL measures from a moment after that start, so this process never
+While the body runs, a task renews the lease every third of its TTL, and twice as often after a failed renewal. Leases
+of one TTL are renewed at the same moments, so that a process needs one statement for all of them. The lease counts as
+lost when PostgreSQL refuses a renewal, after `ATTEMPTS_MAX` failed renewals in a row (before it expires, so that the
+body has time to stop), or when the time since the *start* of the last successful renewal exceeds the TTL on the local
+monotonic clock. PostgreSQL measures from a moment after that start, so this process never
 overestimates.
 
 Losing the lease cancels the body and raises `LeaseLost` in place of the cancellation, like `asyncio.timeout`; other
@@ -18,6 +19,7 @@ process dies before, or PostgreSQL is unavailable, the lease expires after its T
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Coroutine
 from types import TracebackType
@@ -40,6 +42,8 @@ ATTEMPTS_MAX = 3
 POLL_MIN_S = 0.05
 POLL_MAX_S = 1.0
 RELEASE_TIMEOUT_S = 2.0
+EARLY = 0.01
+"""Part of a period: a timer that went off so early does not go off again at once."""
 UNREACHABLE_ERRORS = (PostgresUnavailable, *FAILURES)
 
 
@@ -169,12 +173,17 @@ class LeaseContext:
         failures = 0
         try:
             while self._lost is None:
-                period_s = self._ttl_s / (6 if failures else 3)
-                await self._clock.sleep(max(0.0, self._requested_at + period_s - self._clock.monotonic()))
+                await self._clock.sleep(max(0.0, self._renewal_at(failures) - self._clock.monotonic()))
                 failures = await self._renew(failures)
         except Exception as error:  # noqa: BLE001 - becomes the cause of LeaseLost
             self._cause = error
             self._abort_as_lost(f"renewing it failed with {type(error).__name__}")
+
+    def _renewal_at(self, failures: int) -> float:
+        if failures:
+            return self._requested_at + self._ttl_s / 6
+        period_s = self._ttl_s / 3
+        return (math.floor(self._requested_at / period_s + EARLY) + 1) * period_s
 
     async def _renew(self, failures: int) -> int:
         """Try once; returns the number of consecutive failures."""
@@ -184,13 +193,13 @@ class LeaseContext:
             return failures
         try:
             async with asyncio.timeout(self._ttl_s / 6):
-                held = await self._leases.renew([self._lease])
+                held = await self._leases.renew_together(self._lease, self._ttl_s / 6)
         except UNREACHABLE_ERRORS as error:
             log.warning("lease_renewal_failed", lease=self._name, strike=failures + 1, error=type(error).__name__)
             if failures + 1 == ATTEMPTS_MAX:
                 self._abort_as_lost(f"{ATTEMPTS_MAX} renewals failed in a row")
             return failures + 1
-        if self._name in held:
+        if held:
             self._valid_until = self._requested_at + self._ttl_s
         else:
             self._abort_as_lost("PostgreSQL refused to renew it")

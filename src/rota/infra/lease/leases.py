@@ -19,8 +19,10 @@ lost reply to a renewal or release, retrying changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 import asyncpg
 
@@ -39,6 +41,8 @@ GUARD = query(__package__, "guard")
 PRUNE = query(__package__, "prune")
 
 STALE_FENCE_SQLSTATE = "RT001"
+GATHER_S: Final = 0.002
+"""How long a renewal waits for others to go with it."""
 
 
 class Leases:
@@ -48,6 +52,9 @@ class Leases:
         self.database = database
         self.owner = owner or replica_name()
         self.clock = clock or SystemClock()
+        self._gathered: list[Lease] = []
+        self._renewal: asyncio.Task[set[str]] | None = None
+        """Of those that are being gathered."""
 
     def hold(self, name: str, *, kind: str, ttl_s: float, wait_s: float = 0.0, release: bool = True) -> LeaseContext:
         """`async with` this: the body runs under the lease and is cancelled with `LeaseLost` when the lease is lost.
@@ -80,6 +87,23 @@ class Leases:
         rows = await self.database.rows(RENEW, names, fences, [lease.ttl_s for lease in leases], urgent=True)
         failpoints.after_send("lease.renew")
         return {row["name"] for row in rows}
+
+    async def renew_together(self, lease: Lease, timeout_s: float) -> bool:
+        """Renew it in one statement with those that are due at the same time; returns whether it is still held.
+
+        A caller that is cancelled leaves the statement to the others. It cannot revive a lease that was released.
+        """
+        self._gathered.append(lease)
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew_gathered(timeout_s), name="lease.renew_gathered")
+            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have gone
+        return lease.name in await asyncio.shield(self._renewal)
+
+    async def _renew_gathered(self, timeout_s: float) -> set[str]:
+        await asyncio.sleep(GATHER_S)
+        leases, self._gathered, self._renewal = self._gathered, [], None
+        async with asyncio.timeout(timeout_s):
+            return await self.renew(leases)
 
     async def release(self, leases: Sequence[Lease]) -> set[str]:
         """Release; returns the names that were still held. Idempotent."""
