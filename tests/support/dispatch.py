@@ -138,7 +138,7 @@ class Rig:
 
     async def turn(self):
         """One dispatcher turn over all waiting frames, and the rounds it starts."""
-        await self.dispatcher._refresh(None)
+        await self.dispatcher._refresh_all(always=True)
         async with asyncio.TaskGroup() as tasks:
             await self.dispatcher._start_rounds(tasks)
             while self.dispatcher._turn_cut:  # a turn that takes long goes on after a pause

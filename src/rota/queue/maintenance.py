@@ -2,9 +2,10 @@
 expiry.
 
 Each step is one transaction that first checks the leader's fence, so a paused leader that wakes up writes nothing. A
-crash between two steps leaves the rest to the next leader, and every step is idempotent: one that meets a lock conflict
-is repeated. No step blocks the queue (see `storage`). An open transaction can delay the reuse of slots; the log names
-its session. Enqueueing, claiming and ending go on meanwhile, and pending deltas are still merged.
+frequent step looks first, with one read, whether there is anything to do. A crash between two steps leaves the rest to
+the next leader, and every step is idempotent: one that meets a lock conflict is repeated. No step blocks the queue (see
+`storage`). An open transaction can delay the reuse of slots; the log names its session. Enqueueing, claiming and ending
+go on meanwhile, and pending deltas are still merged.
 
 A dispatcher owns its claims until their frames are booked. When its lease has ended, its open tokens are passed to
 `tombstone`, which returns those that it will never book: these are given back. The others are booked and belong to
@@ -32,6 +33,7 @@ from rota.queue.queue import Queue
 from rota.queue.storage_report import MAINTENANCE_LEASE
 from rota.queue.tokens import BATCH_MAX
 
+OWNERS_SILENT = query(__package__, "owners_silent")
 EXPIRED_OWNERS = query(__package__, "owners_bury")
 DELETE_OWNER = query(__package__, "owner_forget")
 
@@ -78,13 +80,13 @@ class QueueMaintenance(LeaderLoop):
         """By slot: when all its frames were first seen to have ended."""
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
-        every = self.intervals
+        every, collector = self.intervals, queue_metrics.MetricsCollector(self.queue, self.leases.clock)
         return [
-            LeaderStep("promote", every.promote_s, partial(self.promote, lease)),
-            LeaderStep("return_orphans", every.orphans_s, partial(self.return_orphans, lease)),
-            LeaderStep("fold", every.fold_s, partial(self.fold, lease)),
-            LeaderStep("turn_ring", every.fold_s, partial(self.turn_ring, lease)),
-            LeaderStep("measure", every.measure_s, partial(queue_metrics.collect_metrics, self.queue)),
+            LeaderStep("promote", every.promote_s, partial(self._promote_due, lease)),
+            LeaderStep("return_orphans", every.orphans_s, partial(self._return_silent, lease)),
+            LeaderStep("fold", every.fold_s, partial(self._fold_waiting, lease)),
+            LeaderStep("turn_ring", every.fold_s, partial(self._turn_ring_due, lease)),
+            LeaderStep("measure", every.measure_s, collector.collect),
             LeaderStep("expire", every.expire_s, partial(self.expire, lease)),
             LeaderStep("shed", every.expire_s, partial(self.shed, lease)),
         ]
@@ -95,6 +97,25 @@ class QueueMaintenance(LeaderLoop):
     def on_step_failed(self, step: str, error: Exception) -> None:
         STEPS.labels(step, "busy").inc()
         log.warning("queue_maintenance_busy", step=step, reason=str(error))
+
+    async def _promote_due(self, lease: Lease) -> None:
+        if await storage.is_promotion_due(self.queue.database):
+            await self.promote(lease)
+
+    async def _return_silent(self, lease: Lease) -> None:
+        if await self.queue.database.value(OWNERS_SILENT):
+            await self.return_orphans(lease)
+
+    async def _fold_waiting(self, lease: Lease) -> None:
+        if await storage.is_fold_due(self.queue.database):
+            await self.fold(lease)
+        else:
+            queue_metrics.FOLDED.set_to_current_time()
+
+    async def _turn_ring_due(self, lease: Lease) -> None:
+        await self._prune_ended(lease)
+        if await storage.is_rotation_due(self.queue.database, self.intervals.slot_bytes, self.intervals.slot_age_s):
+            await self._rotate(lease)
 
     async def promote(self, lease: Lease) -> int:
         """Promote everything that is due, in bounded steps."""
@@ -121,6 +142,10 @@ class QueueMaintenance(LeaderLoop):
 
     async def turn_ring(self, lease: Lease) -> str:
         """Prune slots that ended a while ago and open a new one if needed. Returns the outcome of the latter."""
+        await self._prune_ended(lease)
+        return await self._rotate(lease)
+
+    async def _prune_ended(self, lease: Lease) -> None:
         now = self.leases.clock.monotonic()
         self._ended_at = {
             slot: self._ended_at.get(slot, now) for slot in await storage.prunable_slots(self.queue.database)
@@ -132,6 +157,8 @@ class QueueMaintenance(LeaderLoop):
                 pruned = await storage.prune(tx, slot)
                 failpoints.hit("queue.after_prune_before_commit")
             STEPS.labels("prune", pruned).inc()
+
+    async def _rotate(self, lease: Lease) -> str:
         async with self._fenced_transaction(lease) as tx:
             rotated = await storage.rotate(tx, self.intervals.slot_bytes, self.intervals.slot_age_s)
             failpoints.hit("queue.after_rotate_before_commit")

@@ -11,6 +11,7 @@ from typing import Final
 
 from prometheus_client import Gauge
 
+from rota.infra.clock import Clock
 from rota.infra.telemetry import metrics
 from rota.queue import storage, storage_report
 from rota.queue.queue import Queue
@@ -39,19 +40,38 @@ _LABELLED: Final = (FRAMES, DEPTH, OLDEST, BLOCKED)
 _PLAIN: Final = (PINNED, DELTAS, TRUSTED)
 
 
-async def collect_metrics(queue: Queue) -> None:
-    counts = await queue.counts_exact()
-    ages_s = await oldest_ages_s(queue, SAMPLED_LANES_MAX)
-    state = await storage_report.storage_state(queue.database)
-    sessions = await storage_report.long_transactions(queue.database)
-    for name in STATES:
-        FRAMES.labels(name).set(sum(getattr(each, name) for each in counts.values()))
-    _set_labels(DEPTH, cap_series({name: each.waiting for name, each in counts.items() if each.waiting}))
-    _set_labels(OLDEST, {name: ages_s[name] for name in nlargest(QUEUES_MAX, ages_s, key=ages_s.__getitem__)})
-    _set_labels(BLOCKED, blocking_ages_s(sessions, open_slot=state.generation % storage.RING_SLOTS))
-    PINNED.set(max((session.age_s for session in sessions if session.pins), default=0))
-    DELTAS.set(state.pending_deltas)
-    TRUSTED.set(state.counters_trusted)
+class MetricsCollector:
+    """Reads the counts of all queues when they have changed, and then lets ages grow."""
+
+    def __init__(self, queue: Queue, clock: Clock) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._version: int | None = None
+        self._oldest_since_s: dict[str, float] = {}
+
+    async def collect(self) -> None:
+        version = await self._queue.counts_version()
+        if version is None or version != self._version:
+            await self._read_counts()
+            self._version = version
+        now = self._clock.monotonic()
+        _set_labels(OLDEST, {name: now - since_s for name, since_s in self._oldest_since_s.items()})
+        state = await storage_report.storage_state(self._queue.database)
+        sessions = await storage_report.long_transactions(self._queue.database)
+        _set_labels(BLOCKED, blocking_ages_s(sessions, open_slot=state.generation % storage.RING_SLOTS))
+        PINNED.set(max((session.age_s for session in sessions if session.pins), default=0))
+        DELTAS.set(state.pending_deltas)
+        TRUSTED.set(state.counters_trusted)
+
+    async def _read_counts(self) -> None:
+        counts = await self._queue.counts_exact()
+        ages_s = await oldest_ages_s(self._queue, SAMPLED_LANES_MAX)
+        now = self._clock.monotonic()
+        oldest = nlargest(QUEUES_MAX, ages_s, key=ages_s.__getitem__)
+        self._oldest_since_s = {name: now - ages_s[name] for name in oldest}
+        for name in STATES:
+            FRAMES.labels(name).set(sum(getattr(each, name) for each in counts.values()))
+        _set_labels(DEPTH, cap_series({name: each.waiting for name, each in counts.items() if each.waiting}))
 
 
 def clear_metrics() -> None:

@@ -10,6 +10,7 @@ unknown):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Final, get_args
 from uuid import UUID
 
@@ -47,6 +48,7 @@ FAIL = query(__package__, "fail")
 COUNTS_EXACT = query(__package__, "counts_exact")
 COUNTS_FAST = query(__package__, "counts_fast")
 CANDIDATES = query(__package__, "candidates")
+COUNTS_VERSION = query(__package__, "counts_version")
 HEAD_AGES = query(__package__, "heads")
 LIST = query(__package__, "queue_list")
 ENSURE_QUEUE = query(__package__, "queue_make")
@@ -284,6 +286,11 @@ class Queue:
         """
         rows = await self.database.rows(CANDIDATES, queues)
         return [ClaimableLane(*row.values()) for row in rows]
+
+    async def counts_version(self) -> int | None:
+        """A number that changes with the counts, and with what is parked or paused; None: unknown."""
+        version: Decimal | None = await self.database.value(COUNTS_VERSION)
+        return None if version is None else int(version)
 
     async def head_ages_s(self, lanes: Sequence[int]) -> dict[int, float]:
         """Waiting time of the next frame of each lane."""

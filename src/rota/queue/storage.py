@@ -21,6 +21,9 @@ PRUNE = query(__package__, "prune")
 CARRY_OVER = query(__package__, "carry")
 PURGE = query(__package__, "shed")
 PROMOTE = query(__package__, "promote")
+DEFERRED_DUE = query(__package__, "deferred_due")
+DELTAS_WAITING = query(__package__, "deltas_waiting")
+ROTATION_DUE = query(__package__, "rotation_due")
 
 RING_SLOTS: Final = 7
 CARRIED_SLOT: Final = 7
@@ -51,6 +54,18 @@ class PinningSession(msgspec.Struct, frozen=True):
     application: str
     age_s: float
     state: str | None
+
+
+async def is_promotion_due(on: Database) -> bool:
+    return bool(await on.value(DEFERRED_DUE))
+
+
+async def is_fold_due(on: Database) -> bool:
+    return bool(await on.value(DELTAS_WAITING))
+
+
+async def is_rotation_due(on: Database, slot_bytes: int, slot_age_s: float) -> bool:
+    return bool(await on.value(ROTATION_DUE, slot_bytes, slot_age_s))
 
 
 async def fold(on: Transaction, *, pinned: bool) -> list[FoldResult]:

@@ -29,6 +29,23 @@ def queue(database):
     return Queue(database)
 
 
+class StoppedClock:
+    now_s = 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return StoppedClock()
+
+
+@pytest.fixture
+def collector(queue, clock):
+    return queue_metrics.MetricsCollector(queue, clock)
+
+
 @pytest.fixture
 async def dispatcher(database):
     return await Dispatcher(database).enlisted()
@@ -47,11 +64,11 @@ def samples(name):
     return {line.removeprefix(name).rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-async def test_depth_age_and_trust_are_measured(queue, dispatcher, database):
+async def test_depth_age_and_trust_are_measured(queue, dispatcher, database, collector):
     old, young = await queue.enqueue([entry("film", frames=6), entry("short", frames=2)])
     await dispatcher.claim(4, [old.lane])
     await database.run(OLDER, old.lane)
-    await queue_metrics.collect_metrics(queue)
+    await collector.collect()
     assert samples("rota_queue_frames")['{state="waiting"}'] == 4
     assert samples("rota_queue_frames")['{state="running"}'] == 4
     assert samples("rota_queue_depth") == {'{queue="film"}': 2, '{queue="short"}': 2}
@@ -62,18 +79,40 @@ async def test_depth_age_and_trust_are_measured(queue, dispatcher, database):
     assert samples("rota_queue_pending_deltas") == {"": 3}
     await dispatcher.claim(10, [old.lane, young.lane])
     await database.run(sql("UPDATE rota.queue_storage SET counters_trusted = false"))
-    await queue_metrics.collect_metrics(queue)
+    await collector.collect()
     assert samples("rota_queue_depth") == {}, "a queue without waiting frames has no series"
     assert samples("rota_queue_counters_trusted") == {"": 0}
 
 
-async def test_sessions_blocking_a_slot_or_pinning_rows_are_reported_by_application(queue, database_url, monkeypatch):
+async def test_counts_that_have_not_changed_are_not_read_again_and_ages_grow(queue, collector, clock, monkeypatch):
+    reads = []
+
+    async def counts_exact(real=queue.counts_exact):
+        reads.append(None)
+        return await real()
+
+    monkeypatch.setattr(queue, "counts_exact", counts_exact)
+    await queue.enqueue([entry("film", frames=6)])
+    await collector.collect()
+    [young] = samples("rota_queue_oldest_age_seconds").values()
+    clock.now_s += 100.0
+    await collector.collect()
+    assert (len(reads), samples("rota_queue_depth")) == (1, {'{queue="film"}': 6})
+    assert samples("rota_queue_oldest_age_seconds")['{queue="film"}'] == pytest.approx(young + 100.0)
+    await queue.enqueue([entry("film", frames=1)])
+    await collector.collect()
+    assert (len(reads), samples("rota_queue_depth")) == (2, {'{queue="film"}': 7})
+
+
+async def test_sessions_blocking_a_slot_or_pinning_rows_are_reported_by_application(
+    queue, collector, database_url, monkeypatch
+):
     monkeypatch.setattr(storage_report.long_transactions, "__defaults__", (0.0,))
     sealed = await asyncpg.connect(database_url, server_settings={"application_name": "report"})
     await sealed.execute("BEGIN; SELECT count(*) FROM rota.queue_claims_3")
     opened = await asyncpg.connect(database_url, server_settings={"application_name": "producer"})
     await opened.execute("BEGIN; SELECT count(*) FROM rota.ready_entries_0; SELECT txid_current()")
-    await queue_metrics.collect_metrics(queue)
+    await collector.collect()
     assert list(samples("rota_queue_prune_blocked_seconds")) == ['{application="report"}'], (
         "a session in the open slot is not reported"
     )
@@ -81,7 +120,7 @@ async def test_sessions_blocking_a_slot_or_pinning_rows_are_reported_by_applicat
     await sealed.close()
     await opened.close()
     await until(lambda: _no_long_transactions(queue), what="the sessions to end")
-    await queue_metrics.collect_metrics(queue)
+    await collector.collect()
     assert (samples("rota_queue_prune_blocked_seconds"), samples("rota_queue_pinned_seconds")) == ({}, {"": 0})
 
 

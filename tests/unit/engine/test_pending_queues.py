@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import BACKOFF_S, PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_queues import BACKOFF_S, UNSERVED_BACKOFF_S, PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.pending_reader import PendingReader
 from rota.model.quota import Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
@@ -265,7 +265,7 @@ def test_queue_that_no_worker_can_serve_waits_for_one(queues, pending):
     queues._pools_version = lambda: 2
     assert in_order(queues) == [pending]
     queues.no_capacity(pending, Reason.NO_WORKERS, {})
-    queues._clock.now_s += 10.0
+    queues._clock.now_s += UNSERVED_BACKOFF_S
     assert in_order(queues) == [pending]
 
 

@@ -93,6 +93,9 @@ BEGIN
   PERFORM rota.assert_fence(of_lease, of_fence);
   found := ARRAY(SELECT r.name FROM rota.agent_running r WHERE NOT rota.agents_member_lives(r.lease, r.fence, grace_s)
                  ORDER BY r.name LIMIT most);
+  IF found = '{}' THEN
+    RETURN;
+  END IF;
   PERFORM FROM rota.agent a WHERE a.name = ANY (found) ORDER BY a.name FOR NO KEY UPDATE;
   RETURN QUERY SELECT * FROM rota.agents_ended((
     SELECT coalesce(jsonb_agg(jsonb_build_object(

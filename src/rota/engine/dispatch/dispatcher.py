@@ -404,7 +404,7 @@ class Dispatcher:
     async def _consume_queue_notifications(self, queued: Notifications) -> None:
         async for name in queued:
             if name is None:
-                await self._refresh(None)
+                await self._refresh_all(always=True)
             elif self.pending_queues.mark_notified(name):
                 self._notified.add(name)
                 self._has_notified.set()
@@ -441,27 +441,35 @@ class Dispatcher:
         while True:
             await self._limits_changed.wait()
             self._limits_changed.clear()
-            await self._refresh(None)
+            await self._refresh_all(always=True)
             self.reset_backoffs()
 
     async def _poll(self) -> None:
         while True:
-            await self._refresh(None)
-            self._wake.set()
+            if await self._refresh_all(always=False):
+                self._wake.set()
             await self.clock.sleep(POLL_INTERVAL_S)
 
-    async def _refresh(self, queues: Collection[str] | None) -> None:
+    async def _refresh(self, queues: Collection[str]) -> None:
         try:
             await self.reader.refresh(queues)
-            if queues is None:
-                if self.pending_queues.entries:
-                    await self.reader.refresh_minimums()
-                waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
-                await self.concurrency_limiter.refresh()
-                # Always: the pending queues do not include lanes in which every frame is parked.
-                await self.parked_jobs.refresh()
         except PostgresUnavailable as error:
             log.warning("pending_queues_refresh_failed", reason=error.sentence)
+
+    async def _refresh_all(self, *, always: bool) -> bool:
+        """Read what waits, `always` or if it has changed, and what limits it. Returns whether it was read."""
+        try:
+            read = await self.reader.refresh_all(always=always)
+            if self.pending_queues.entries:
+                await self.reader.refresh_minimums()
+            waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
+            await self.concurrency_limiter.refresh()
+            # Always: the pending queues do not include lanes in which every frame is parked.
+            await self.parked_jobs.refresh()
+        except PostgresUnavailable as error:
+            log.warning("pending_queues_refresh_failed", reason=error.sentence)
+            return False
+        return read
 
 
 def _end_claim(pending: PendingQueue, _task: asyncio.Task[None]) -> None:

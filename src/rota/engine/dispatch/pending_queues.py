@@ -43,7 +43,7 @@ from rota.placement import PlacementPlan, PlacementRequirements
 from rota.queue import ClaimableLane
 
 BACKOFF_S: Final = 1.0
-UNSERVED_BACKOFF_S: Final = 10.0
+UNSERVED_BACKOFF_S: Final = 60.0
 """While no worker can run the frames at all: a worker that comes ends the wait at once."""
 SAME_ARRIVAL_S: Final = 0.001
 """Times of arrival that differ by less are the same: they are computed from ages."""
@@ -147,6 +147,8 @@ class PendingQueues:
         self._reserved: Counter[ShareKey] = Counter()
         """Cores of rounds under way, which are not booked yet."""
         self._balances = FairBalances()
+        self.changes = 0
+        """Of what waits, other than by a count of all queues."""
         self._usage_version = 0
         self._release_rates: dict[ShareKey, ReleaseRate] = defaultdict(ReleaseRate)
         """In hundredths of cores."""
@@ -200,6 +202,8 @@ class PendingQueues:
                 self._groups.changed(known)
         if queues is None:
             self._evict_idle()
+        else:
+            self.changes += 1
 
     def _count(self, lane: ClaimableLane, key: QueueKey, ages_s: Mapping[int, float], now: float) -> None:
         pending = self.entries.get((lane.queue, lane.priority))
@@ -225,6 +229,7 @@ class PendingQueues:
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
         matching = self._by_queue.get(queue, [])
+        self.changes += 1
         for pending in matching:
             if pending.waiting <= pending.parked:
                 pending.since_s = self._clock.monotonic()
@@ -244,18 +249,23 @@ class PendingQueues:
         now = self._clock.monotonic()
         groups = self._current_groups(now)
         self._update_balances(now)
+        eligible = partial(self._is_eligible, now=now, pools_version=self._pools_version())
+        first = []
         for group in groups:
             group.at = 0
-        eligible = partial(self._is_eligible, now=now)
-        shows = {group.queues[0].key.show for group in groups if any(map(eligible, group.queues))}
-        return SchedulingOrder(groups, eligible, shows=len(shows), usage_version=lambda: self._usage_version)
+            if group.skip_to(eligible):
+                first.append(group)
+        shows = {group.queues[0].key.show for group in first}
+        return SchedulingOrder(first, eligible, shows=len(shows), usage_version=lambda: self._usage_version)
 
-    def _is_eligible(self, pending: PendingQueue, now: float) -> bool:
-        return pending.waiting > pending.parked and not self._is_held(pending, now)
+    def _is_eligible(self, pending: PendingQueue, now: float, pools_version: object) -> bool:
+        if pending.waiting <= pending.parked:
+            return False
+        return pending.held_until_s <= now or not self._is_held(pending, now, pools_version)
 
-    def _is_held(self, pending: PendingQueue, now: float) -> bool:
+    def _is_held(self, pending: PendingQueue, now: float, pools_version: object) -> bool:
         if pending.held_for_pools is not None:
-            return pending.held_until_s > now and pending.held_for_pools == self._pools_version()
+            return pending.held_until_s > now and pending.held_for_pools == pools_version
         return pending.held_until_s > now and (
             pending.held_at_change == self._capacity_changes or pending.reason not in _CAPACITY_REASONS
         )
@@ -271,14 +281,14 @@ class PendingQueues:
         target = self.entries.get((queue, priority))
         if target is None:
             return PendingPosition()
-        now = self._clock.monotonic()
+        now, pools_version = self._clock.monotonic(), self._pools_version()
         sort_keys = {
             at: self._sort_key(pending, now)
             for at, pending in self.entries.items()
             if pending is target
             or (
                 pending.waiting > pending.parked
-                and (not self._is_held(pending, now) or pending.reason is Reason.POOL_OVERLOADED)
+                and (not self._is_held(pending, now, pools_version) or pending.reason is Reason.POOL_OVERLOADED)
             )
         }
         target_key = sort_keys.pop((queue, priority))
@@ -438,6 +448,7 @@ class PendingQueues:
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
+        self.changes += 1
         pending.waiting = max(pending.waiting, pending.parked) + frames
         pending.counted = False  # a count may or may not have seen them
         pending.arrivals += frames
@@ -445,6 +456,7 @@ class PendingQueues:
 
     def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
         """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
+        self.changes += 1
         if pending.arrivals != arrivals:
             pending.counted = False
         if got == asked:

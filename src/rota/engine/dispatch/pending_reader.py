@@ -1,8 +1,8 @@
 """Reads what waits into `PendingQueues`, from PostgreSQL: counts, ages, requirements and shares.
 
-Counts are read each second, for all queues in one statement. To read the age of a lane costs more, so it is read when
-the counts of the lane have changed, or when its queue was notified: frames have come, and as many may have been
-claimed. A lane that just waits costs nothing.
+Each second one statement tells whether any count has changed, and if so the next one reads all of them. To read the
+age of a lane costs more, so it is read when the counts of the lane have changed, or when its queue was notified: frames
+have come, and as many may have been claimed. A lane that just waits costs nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,18 @@ SHARES = query(__package__, "shares")
 MINIMUMS = query(__package__, "minimums")
 
 POLL_INTERVAL_S: Final = 1.0
-HEADS_MAX_AGE_S: Final = 60.0
+POLL_MAX_AGE_S: Final = 60.0
+"""Everything is read again after this, whatever has changed."""
+HEADS_MAX_AGE_S: Final = 600.0
 """Should a notification be missed, the age is read again after this."""
+
+
+class _AllRead(NamedTuple):
+    """All queues were read after this."""
+
+    version: int | None
+    changes: int
+    until_s: float
 
 
 class _LaneHead(NamedTuple):
@@ -49,6 +59,25 @@ class PendingReader:
         self._keys: dict[str, QueueKey] = {}
         self._heads: dict[int, _LaneHead] = {}
         self._shares_at = float("-inf")
+        self._all_read: _AllRead | None = None
+
+    async def refresh_all(self, *, always: bool) -> bool:
+        """Read what waits in all queues, unless nothing has changed since it was read. Returns whether it did."""
+        before = _AllRead(
+            await self.queue.counts_version(), self.pending_queues.changes, self._clock.monotonic() + POLL_MAX_AGE_S
+        )
+        known = self._all_read
+        if (
+            always
+            or known is None
+            or before.version is None
+            or (known.version, known.changes) != (before.version, before.changes)
+            or self._clock.monotonic() >= known.until_s
+        ):
+            await self.refresh()
+            self._all_read = before
+            return True
+        return False
 
     async def refresh(self, queues: Collection[str] | None = None) -> None:
         """Read what waits in these queues, or in all."""

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from rota.engine.dispatch.ordering import QueueRank, Schedulable, ShareGroup, ShareUsage
 from rota.model.ids import PoolId, ShowId
 
-RERANK_S: Final = 1.0
+RERANK_S: Final = 2.0
 
 GroupKey = tuple[ShowId, Sequence[PoolId]]
 QueueT = TypeVar("QueueT", bound=Schedulable)

@@ -45,6 +45,10 @@ WHERE w.state <> 'up' ORDER BY p.token LIMIT $1::integer
 -- Mark worker $1 as gone or lost ($2), unless it has ended already.
 UPDATE rota.worker SET state = $2::text, ts_ended = clock_timestamp() WHERE pk_host = $1::uuid AND state = 'up'
 
+-- name: wal_written
+-- How many bytes of WAL were ever written.
+SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint
+
 -- name: workers_gone
 -- Which of these workers have ended or are unknown.
 SELECT h AS pk_host, w.state FROM unnest($1::uuid[]) AS h LEFT JOIN rota.worker w ON w.pk_host = h WHERE w.state IS DISTINCT FROM 'up'

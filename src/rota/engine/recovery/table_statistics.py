@@ -19,6 +19,7 @@ from rota.infra.lease import LeaderLoop, LeaderStep, Lease, Leases
 from rota.infra.postgres import Database, query
 
 GROWN = query(__package__, "tables_grown")
+WAL_WRITTEN = query(__package__, "wal_written")
 ANALYZE = query(__package__, "table_analyze")
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,10 @@ GROWTH: Final = 4
 """Analysed when a table has this many times the rows of its statistics,"""
 ROWS_MIN: Final = 1000
 """and this many more: reading fewer costs little."""
+WAL_BYTES_MIN: Final = 64 * 1024
+"""Fewer cannot have made so many rows,"""
+IDLE_INTERVAL_S: Final = 10.0
+"""but PostgreSQL counts rows a little later."""
 RETRY_INTERVAL_S: Final = 60.0
 """For a table that is locked, or that this role may not analyse."""
 
@@ -38,12 +43,22 @@ class TableStatistics(LeaderLoop):
         super().__init__(leases, LEASE, kind="statistics")
         self.database = database
         self._failed_at: dict[str, float] = {}
+        self._looked_at_s = float("-inf")
+        self._wal_bytes = 0
 
     def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
-        return [LeaderStep("analyze_grown", INTERVAL_S, self.analyze_grown)]
+        return [LeaderStep("analyze_grown", INTERVAL_S, self._analyze_if_written)]
 
     def on_step_failed(self, step: str, error: Exception) -> None:
         log.info("statistics_busy", step=step, reason=str(error))
+
+    async def _analyze_if_written(self) -> None:
+        """Looking at every table costs more than an idle server should."""
+        written, now = int(await self.database.value(WAL_WRITTEN)), self.leases.clock.monotonic()
+        if written - self._wal_bytes < WAL_BYTES_MIN and now - self._looked_at_s < IDLE_INTERVAL_S:
+            return
+        await self.analyze_grown()
+        self._wal_bytes, self._looked_at_s = written, now
 
     async def analyze_grown(self) -> list[str]:
         """Analyse tables that have grown; returns their names. No fence: another leader may do it at the same time."""

@@ -83,27 +83,35 @@ LANGUAGE sql AS $$
 $$;
 
 -- Opens a new slot when the open one is full, or old and not empty, and the next one is empty.
-CREATE OR REPLACE FUNCTION rota.queue_rotate(bytes_max bigint, age_max interval) RETURNS text
+CREATE OR REPLACE FUNCTION rota.queue_rotation_due(bytes_max bigint, age_max interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
   last rota.queue_ring_rotations;
   held bigint;
-  empty boolean;
 BEGIN
   SELECT * INTO last FROM rota.queue_ring_rotations ORDER BY generation DESC LIMIT 1;
   held := pg_relation_size(format('rota.ready_entries_%s', last.generation % 7)::regclass)
         + pg_relation_size(format('rota.queue_claims_%s', last.generation % 7)::regclass)
         + pg_relation_size(format('rota.queue_closures_%s', last.generation % 7)::regclass);
-  IF held = 0 OR (held < bytes_max AND last.rotated_at > clock_timestamp() - age_max) THEN
+  RETURN held > 0 AND (held >= bytes_max OR last.rotated_at <= clock_timestamp() - age_max);
+END $$;
+
+CREATE OR REPLACE FUNCTION rota.queue_rotate(bytes_max bigint, age_max interval) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  last bigint := rota.queue_generation();
+  empty boolean;
+BEGIN
+  IF NOT rota.queue_rotation_due(bytes_max, age_max) THEN
     RETURN 'not needed';
   END IF;
   EXECUTE format('SELECT NOT EXISTS (SELECT FROM rota.ready_entries_%1$s)'
-                 ' AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s)', (last.generation + 1) % 7) INTO empty;
+                 ' AND NOT EXISTS (SELECT FROM rota.queue_claims_%1$s)', (last + 1) % 7) INTO empty;
   IF NOT empty THEN
     RETURN 'full';
   END IF;
-  INSERT INTO rota.queue_ring_rotations (generation) VALUES (last.generation + 1);
-  DELETE FROM rota.queue_ring_rotations r WHERE r.generation < last.generation - 7;
+  INSERT INTO rota.queue_ring_rotations (generation) VALUES (last + 1);
+  DELETE FROM rota.queue_ring_rotations r WHERE r.generation < last - 7;
   RETURN 'rotated';
 END $$;
 

@@ -131,7 +131,7 @@ async def test_round_that_is_cancelled_before_it_runs_keeps_nothing(database, re
     rig.route({"*": ("farm",)})
     rig.beat("w", slots=4, capabilities=("task.noop",))
     job = await rig.submit("film", frames=3)
-    await rig.dispatcher._refresh(None)
+    await rig.dispatcher._refresh_all(always=True)
     async with asyncio.TaskGroup() as tasks:
         await rig.dispatcher._start_rounds(tasks)
         [task] = rig.dispatcher._rounds
@@ -151,7 +151,7 @@ async def test_room_waits_for_a_lane_that_another_server_claims_from(database, r
     rig.route({"*": ("farm",)})
     rig.beat("w", slots=1, capabilities=("task.noop",))
     low, high = [await rig.submit("film", job={"priority": priority}) for priority in (1, 8)]
-    await rig.dispatcher._refresh(None)
+    await rig.dispatcher._refresh_all(always=True)
     [pending] = [each for each in rig.pending_queues.entries.values() if each.priority == 8]
     claim_each, claims = rig.queue.claim_each, []
 

@@ -1,7 +1,11 @@
 """Ages of queues are read when something has changed in them."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from rota.engine.dispatch.pending_queues import PendingQueues
+from rota.engine.dispatch.pending_reader import POLL_MAX_AGE_S, PendingReader
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
 
@@ -57,3 +61,40 @@ async def test_age_of_a_queue_is_read_when_its_counts_have_changed(farm, lanes_r
     await farm.replica.engine.canceller.cancel(await farm.submit("noop", priority=8), actor="test")
     await refresh(farm, lanes_read)
     assert len(dispatcher.reader._heads) == 5, "lanes without frames are forgotten"
+
+
+async def test_poll_reads_all_queues_only_if_something_has_changed(farm):
+    """By a reader of its own, that is not notified of anything."""
+    engine, clock = farm.replica.engine, SimpleNamespace(monotonic=lambda: 0.0)
+    queues = PendingQueues(clock, lambda _cls: ())
+    reader = PendingReader(queues, farm.database, engine.backends.queue, clock)
+    refresh, reads = reader.refresh, []
+
+    async def counted():
+        reads.append(None)
+        await refresh()
+
+    async def reads_of_two_polls():
+        reads.clear()
+        await reader.refresh_all(always=False)
+        first = len(reads)
+        await reader.refresh_all(always=False)
+        return first, len(reads) - first
+
+    reader.refresh = counted
+    job = await farm.submit("noop", priority=3)
+    await farm.submit("noop", priority=5)
+    assert await reads_of_two_polls() == (1, 0)
+    [name] = {name for name, _ in queues.entries}
+    for change in (
+        lambda: reader.queue.pause(name),
+        lambda: reader.queue.resume(name),
+        lambda: farm.submit("noop", priority=5),
+        lambda: engine.canceller.cancel(job, actor="test"),
+    ):
+        await change()
+        assert await reads_of_two_polls() == (1, 0)
+    queues.mark_notified(name)
+    assert await reads_of_two_polls() == (1, 0)
+    clock.monotonic = lambda: POLL_MAX_AGE_S
+    assert await reads_of_two_polls() == (1, 0)
