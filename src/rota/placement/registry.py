@@ -44,7 +44,7 @@ from rota.placement.topic_routes import Pool, Routes
 from rota.placement.workers import WorkerInfo, validate_heartbeat
 
 SWEEP_INTERVAL_S: Final = 1.0
-RANKINGS_MAX: Final = 512
+RANKINGS_MAX: Final = 10_000
 RANKED_WORKERS_MAX: Final = 400_000
 """Workers in all rankings together; the least recently used rankings are evicted."""
 LOST_WORKERS_MAX: Final = 10_000
@@ -431,10 +431,17 @@ class WorkerRegistry:
         return rankings
 
     def _new_rankings(self, requirements: PlacementRequirements) -> list[WorkerRanking]:
-        ranked = sum(len(ranking) for rankings in self._rankings.values() for ranking in rankings)
-        while self._rankings and (ranked > RANKED_WORKERS_MAX or len(self._rankings) >= RANKINGS_MAX):
-            ranked -= sum(len(ranking) for ranking in self._rankings.pop(next(iter(self._rankings))))
+        if len(self._rankings) >= RANKINGS_MAX or len(self._rankings) * len(self.workers) > RANKED_WORKERS_MAX:
+            self._evict_rankings()
         return [WorkerRanking(requirements, pool) for pool in eligible_pools(requirements, self.routes).pools]
+
+    def _evict_rankings(self) -> None:
+        """The least recently used ones. More than needed, so that it is rarely done: it counts all of them."""
+        ranked = sum(len(ranking) for rankings in self._rankings.values() for ranking in rankings)
+        if ranked <= RANKED_WORKERS_MAX and len(self._rankings) < RANKINGS_MAX:
+            return
+        while self._rankings and (ranked > RANKED_WORKERS_MAX * 0.9 or len(self._rankings) >= RANKINGS_MAX * 0.9):
+            ranked -= sum(len(ranking) for ranking in self._rankings.pop(next(iter(self._rankings))))
 
     def _workers_named(self, preferred: str | None) -> list[WorkerInfo]:
         """Workers with this name or id."""
