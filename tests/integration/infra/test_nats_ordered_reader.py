@@ -5,6 +5,7 @@ import os
 
 import msgspec
 import pytest
+from nats import errors
 
 from rota.infra.nats import StreamGap, StreamMessage, ordered_reader
 from rota.model.errors import NatsUnavailable
@@ -75,6 +76,36 @@ async def test_ordered_reader_resumes_after_the_last_message_when_reconnected(bu
         await until(lambda: len(follower.numbers()) >= 49)
         assert follower.numbers() == list(range(1, 50))
         assert follower.missed() == []
+
+
+async def test_subscription_that_could_not_be_ended_does_not_return_with_the_connection(bus, connect, monkeypatch):
+    """Its consumer would go on, and each of its messages would seem to be out of order."""
+    other = await connect()
+    async with Follower(bus) as follower:
+        client, restarts = bus._connection._client, []
+        first = follower.reader._subscription
+
+        async def lost(*_):
+            raise errors.FlushTimeoutError
+
+        async def counted(start=follower.reader._start_consumer):
+            restarts.append(follower.numbers())
+            return await start()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "flush", lost)
+            patched.setattr(client, "_send_unsubscribe", lost)
+            follower.reader._mark_broken("silent")
+            await until(lambda: follower.reader._subscription not in (None, first), what="a new consumer")
+        client._transport.close()
+        await until(lambda: not bus.connected)
+        await until(lambda: bus.connected and follower.reader._subscription)
+        monkeypatch.setattr(follower.reader, "_start_consumer", counted)
+        for number in range(1, 20):
+            await other.publish(message(number))
+            await until(lambda number=number: follower.numbers()[-1:] == [number])
+        assert follower.numbers() == list(range(1, 20))
+        assert len(restarts) <= 1, "the one after the connection"
 
 
 async def test_messages_removed_by_stream_limits_are_reported_as_a_gap(bus, connect):

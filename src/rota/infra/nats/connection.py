@@ -179,10 +179,14 @@ class NatsConnection:
             return
         self._routes.remove(route)
         subscription, route.subscription = route.subscription, None
-        if subscription is not None:
+        if subscription is None:
+            return
+        try:
             with suppress(errors.Error, OSError):
                 async with asyncio.timeout(self.target.publish_timeout_s):
                     await (subscription.drain() if self.connected else subscription.unsubscribe())  # type: ignore[no-untyped-call]
+        finally:
+            _forget(subscription)
 
     async def _subscribe_missing(self) -> None:
         """Restore missing subscriptions; if the connection ends meanwhile, the next one restores them all."""
@@ -321,6 +325,12 @@ class NatsConnection:
 
 async def _subscribe(route: BusSubscription, client: Client) -> None:
     route.subscription = await client.subscribe(route.subject, queue=route.queue, cb=route.on_message)
+
+
+def _forget(subscription: Subscription) -> None:
+    """The library keeps a subscription whose end it could not announce, and restores it with the next connection."""
+    subscription._stop_processing()  # noqa: SLF001 - no public API
+    subscription._conn._remove_sub(subscription._id)  # noqa: SLF001
 
 
 def _next_server(client: Client, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
