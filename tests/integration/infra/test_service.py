@@ -419,6 +419,42 @@ async def test_stop_requested_while_starting_ends_the_start():
     assert supervisor.exit_status == 0
 
 
+async def test_stop_requested_before_the_first_step_of_a_service_ends_the_start():
+    journal, loop = [], asyncio.get_running_loop()
+    late = Service("late", Body("late", journal))
+    supervisor = supervised(Service("first", Body("first", journal)), late)
+
+    def stop_before_its_first_step(service):
+        if service.state is ServiceState.STARTING:
+            loop.call_soon(supervisor.request_stop)
+
+    late.subscribe(stop_before_its_first_step)
+    async with asyncio.timeout(5), supervisor.running():
+        assert supervisor.stopping
+    assert journal == ["first starts", "first drains", "first ends"]
+    assert (late.state, supervisor.exit_status) == (ServiceState.STOPPED, 0)
+
+
+async def test_service_that_ends_slowly_does_not_prolong_the_start():
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def slow(_life):
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await ending.wait()
+
+    supervisor = supervised(Service("slow", slow))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(begun.wait()).add_done_callback(lambda _: loop.call_soon(supervisor.request_stop))
+        async with supervisor.running():
+            assert supervisor.stopping
+            ending.set()
+    assert supervisor.exit_status == 0
+
+
 async def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     service = Service("one", Body())

@@ -151,6 +151,7 @@ class Service:
             self._set_state(ServiceState.STARTING)
             self._hurry = asyncio.get_running_loop().create_future()
             self._task = tasks.create_task(self._supervise(), name=f"service {self.name}")
+            self._task.add_done_callback(self._on_end)
 
     async def wait_for(self, *states: ServiceState) -> ServiceState:
         """Wait for one of `states`, or for the end."""
@@ -192,10 +193,12 @@ class Service:
         if not self._task.done():
             self.cancel()
             await asyncio.wait({self._task}, timeout=CANCEL_GRACE_S)
-        if self._task.done() and not self.state.ended:
-            # Cancelled before its first step, so its own `finally` never ran.
-            self._set_state(ServiceState.STOPPED)
         return self._task.done()
+
+    def _on_end(self, _task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step does not run its `finally`."""
+        if not self.state.ended:
+            self._set_state(ServiceState.STOPPED)
 
     def _set_state(self, state: ServiceState) -> None:
         if state is self.state:

@@ -119,7 +119,7 @@ class Supervisor:
     async def _until_ready(self, service: Service) -> None:
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                state = await service.wait_for(ServiceState.READY)
+                state = await service.wait_for(ServiceState.READY, ServiceState.DRAINING)
         except TimeoutError:
             cause = service.error
             raise SetupFailed(
