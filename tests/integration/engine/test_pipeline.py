@@ -173,15 +173,14 @@ async def test_raised_job_cap_starts_more_frames_at_once(cluster):
 
 async def stop_polling(dispatcher, monkeypatch):
     """Stop polling, so that only notifications wake the dispatcher."""
-    polled, refresh = [], dispatcher._refresh
+    polled, refresh = [], dispatcher._refresh_all
 
-    async def recording_refresh(queues):
-        await refresh(queues)
-        polled.append(queues)
+    async def recording_refresh(*, always):
+        polled.append(await refresh(always=always))
 
     monkeypatch.setattr("rota.engine.dispatch.dispatcher.POLL_INTERVAL_S", 3600.0)
-    monkeypatch.setattr(dispatcher, "_refresh", recording_refresh)
-    await until(lambda: None in polled, what="the last full poll")
+    monkeypatch.setattr(dispatcher, "_refresh_all", recording_refresh)
+    await until(lambda: polled, what="the last poll")
 
 
 async def test_raised_cap_is_retried_once_redis_has_it(cluster, monkeypatch):

@@ -31,9 +31,9 @@ GROWTH: Final = 4
 ROWS_MIN: Final = 1000
 """and this many more: reading fewer costs little."""
 WAL_BYTES_MIN: Final = 64 * 1024
-"""Fewer cannot have made so many rows,"""
-IDLE_INTERVAL_S: Final = 10.0
-"""but PostgreSQL counts rows a little later."""
+"""Fewer cannot have made so many rows."""
+COUNTED_WITHIN_S: Final = 10.0
+"""PostgreSQL counts rows so much later at most."""
 RETRY_INTERVAL_S: Final = 60.0
 """For a table that is locked, or that this role may not analyse."""
 
@@ -43,8 +43,8 @@ class TableStatistics(LeaderLoop):
         super().__init__(leases, LEASE, kind="statistics")
         self.database = database
         self._failed_at: dict[str, float] = {}
-        self._looked_at_s = float("-inf")
         self._wal_bytes = 0
+        self._written_at_s = float("-inf")
 
     def begin_term(self, _lease: Lease) -> Sequence[LeaderStep]:
         return [LeaderStep("analyze_grown", INTERVAL_S, self._analyze_if_written)]
@@ -55,10 +55,10 @@ class TableStatistics(LeaderLoop):
     async def _analyze_if_written(self) -> None:
         """Looking at every table costs more than an idle server should."""
         written, now = int(await self.database.value(WAL_WRITTEN)), self.leases.clock.monotonic()
-        if written - self._wal_bytes < WAL_BYTES_MIN and now - self._looked_at_s < IDLE_INTERVAL_S:
-            return
-        await self.analyze_grown()
-        self._wal_bytes, self._looked_at_s = written, now
+        if written - self._wal_bytes >= WAL_BYTES_MIN:
+            self._wal_bytes, self._written_at_s = written, now
+        if now - self._written_at_s < COUNTED_WITHIN_S + INTERVAL_S:
+            await self.analyze_grown()
 
     async def analyze_grown(self) -> list[str]:
         """Analyse tables that have grown; returns their names. No fence: another leader may do it at the same time."""
