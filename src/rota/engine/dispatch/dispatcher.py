@@ -423,14 +423,15 @@ class Dispatcher:
             self._wake.set()
 
     async def _check_lanes(self) -> None:
-        """Read the lanes of notified queues: a notification names no priority, and its lane may be unknown here."""
+        """Read the lanes of notified queues: a notification names no priority, and its lane may be unknown here. At once,
+        because a queue that is not counted may have any number of frames, so that a round serves no other."""
         while True:
             await self._has_notified.wait()
-            await self.clock.sleep(LANE_CHECK_INTERVAL_S)
             names, self._notified = self._notified, set()
             self._has_notified.clear()
             await self._refresh(names)
             self._wake.set()
+            await self.clock.sleep(LANE_CHECK_INTERVAL_S)
 
     async def _consume_limit_notifications(self, limits: Notifications) -> None:
         async for _ in limits:
