@@ -50,6 +50,49 @@ BEGIN
       END $body$
     $f$, slot, lookups_only);
 
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_end_%1$s(of_lane integer) RETURNS bigint
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN (SELECT e.lane_seq + e.n FROM rota.ready_entries_%1$s e
+                WHERE e.lane_id = of_lane ORDER BY e.lane_seq DESC LIMIT 1);
+      END $body$
+    $f$, slot, lookups_only);
+
+    -- Appends entries from position `first` on; returns how many positions they have.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_append_%1$s(
+        of_lane integer, first bigint, jobs uuid[], layers uuid[], frames integer[], counts integer[], attempts smallint[],
+        payloads bytea[]) RETURNS bigint
+      LANGUAGE plpgsql AS $body$
+      BEGIN
+        INSERT INTO rota.ready_entries_%1$s
+        SELECT %1$s, of_lane, first + sum(e.n) OVER (ROWS UNBOUNDED PRECEDING) - e.n, e.n, e.job, e.layer, e.frame,
+               e.attempt, e.payload, now()
+        FROM unnest(jobs, layers, frames, counts, attempts, payloads) AS e (job, layer, frame, n, attempt, payload);
+        RETURN (SELECT sum(c) FROM unnest(counts) AS c);
+      END $body$
+    $f$, slot);
+
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_claimed_%1$s(of_lane integer) RETURNS bigint
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN (SELECT c.last_seq + 1 FROM rota.queue_claims_%1$s c
+                WHERE c.lane_id = of_lane ORDER BY c.last_seq DESC LIMIT 1);
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_goes_on_%1$s(of_lane integer, seq bigint, of_job uuid) RETURNS boolean
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN coalesce((
+          SELECT e.job_id = of_job AND e.lane_seq + e.n > seq FROM rota.ready_entries_%1$s e
+          WHERE e.lane_id = of_lane AND e.lane_seq <= seq ORDER BY e.lane_seq DESC LIMIT 1), false);
+      END $body$
+    $f$, slot, lookups_only);
+
     -- Whether the job has the position `seq` too, and whether a later entry of the slot is of another job. A job may
     -- have any number of entries, so only the next and the last ones are looked at.
     EXECUTE format($f$
@@ -92,6 +135,23 @@ BEGIN
       END $body$
     $f$, slot, lookups_only);
   END LOOP;
+  -- The function of a slot, without planning a statement for each call.
+  EXECUTE (
+    SELECT string_agg(format(
+      'CREATE OR REPLACE FUNCTION rota.%1$s(slot integer, %2$s) RETURNS %3$s LANGUAGE plpgsql AS '
+      '$body$ BEGIN CASE slot %4$s END CASE; END $body$', f.name, f.parameters, f.returns, (
+        SELECT string_agg(format('WHEN %1$s THEN RETURN rota.%2$s_%1$s(%3$s);', k, f.name, f.given), ' ')
+        FROM generate_series(0, 7) AS k)), ';')
+    FROM (VALUES
+      ('queue_read', 'of_lane integer, first bigint, most integer', 'rota.queue_pieces', 'of_lane, first, most'),
+      ('queue_end', 'of_lane integer', 'bigint', 'of_lane'),
+      ('queue_append', 'of_lane integer, first bigint, jobs uuid[], layers uuid[], frames integer[], counts integer[],'
+       ' attempts smallint[], payloads bytea[]', 'bigint',
+       'of_lane, first, jobs, layers, frames, counts, attempts, payloads'),
+      ('queue_since', 'of_lane integer, seq bigint', 'timestamptz', 'of_lane, seq'),
+      ('queue_claimed', 'of_lane integer', 'bigint', 'of_lane'),
+      ('queue_goes_on', 'of_lane integer, seq bigint, of_job uuid', 'boolean', 'of_lane, seq, of_job')
+    ) AS f (name, parameters, returns, given));
 END $migration$;
 
 -- The mask with exactly `n` bits: callers need not know the length of a claim.
@@ -175,7 +235,7 @@ BEGIN
     slot := back.ready_slot;
     first_seq := back.first_seq;
     n := least(most, back.n);
-    EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+    pieces := rota.queue_read(slot, of_lane, first_seq, n);
     IF pieces.n IS DISTINCT FROM n THEN
       RETURN;  -- just carried out of this slot
     END IF;
@@ -186,7 +246,7 @@ BEGIN
     FOR age IN REVERSE at.age .. 0 LOOP
       slot := rota.queue_slot(generation, age);
       slot_age := age;
-      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, most;
+      pieces := rota.queue_read(slot, of_lane, first_seq, most);
       EXIT WHEN pieces.n > 0;
     END LOOP;
     IF pieces.n IS NULL THEN
@@ -195,9 +255,7 @@ BEGIN
     n := pieces.n;
     IF in_turns THEN
       last_job := pieces.jobs[cardinality(pieces.jobs)];
-      EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', slot)
-        INTO goes_on USING of_lane, first_seq + n, last_job;
-      goes_on := goes_on AND (
+      goes_on := rota.queue_goes_on(slot, of_lane, first_seq + n, last_job) AND (
         elsewhere OR rota.queue_others_wait(of_lane, last_job, first_seq + n, slot_age, generation));
     END IF;
     IF goes_on AND n > quantum THEN
@@ -207,14 +265,14 @@ BEGIN
       END LOOP;
       IF tail > quantum THEN
         n := n - tail + quantum;
-        EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+        pieces := rota.queue_read(slot, of_lane, first_seq, n);
       END IF;
     END IF;
     skipped := rota.queue_tombstoned(of_lane, first_seq, n);
     -- A claim ends with a position that it hands out, so no cancelled range spans the cursor.
     IF get_bit(skipped, n - 1) = 1 THEN
       n := length(rtrim(skipped::text, '1'));
-      EXECUTE format('SELECT * FROM rota.queue_read_%s($1, $2, $3)', slot) INTO pieces USING of_lane, first_seq, n;
+      pieces := rota.queue_read(slot, of_lane, first_seq, n);
       skipped := rota.queue_tombstoned(of_lane, first_seq, n);
     END IF;
   END IF;
@@ -251,8 +309,7 @@ BEGIN
   IF back.turn_of IS NOT NULL THEN
     job_end := rest_end;
   ELSIF in_turns AND rest_seq < rest_end THEN
-    EXECUTE format('SELECT goes_on FROM rota.queue_behind_%s($1, $2, $3)', back.ready_slot)
-      INTO goes_on USING back.lane_id, rest_seq, last_job;
+    goes_on := rota.queue_goes_on(back.ready_slot, back.lane_id, rest_seq, last_job);
     SELECT * INTO at FROM rota.queue_cursor(back.lane_id, generation);
     IF goes_on AND (
       elsewhere OR rota.queue_others_wait(back.lane_id, last_job, at.cursor - 1, at.age, generation))

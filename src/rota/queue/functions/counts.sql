@@ -193,7 +193,7 @@ BEGIN
     SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
     WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
     IF FOUND THEN
-      EXECUTE format('SELECT rota.queue_since_%s($1, $2)', at.slot) INTO enqueued_at USING lane_id, at.seq;
+      enqueued_at := rota.queue_since(at.slot, lane_id, at.seq);
     ELSE
       enqueued_at := rota.queue_cursor_since(lane_id, generation);
     END IF;

@@ -78,8 +78,7 @@ DECLARE
 BEGIN
   FOR age IN 0..6 LOOP
     BEGIN
-      EXECUTE format('SELECT lane_seq + n FROM rota.ready_entries_%s WHERE lane_id = $1 ORDER BY lane_seq DESC LIMIT 1',
-                     (generation - age) % 7) INTO found_seq USING of_lane;
+      found_seq := rota.queue_end(rota.queue_slot(generation, age), of_lane);
       IF found_seq IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'RT021';
       END IF;
@@ -126,16 +125,11 @@ BEGIN
     lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
     first_seq := rota.queue_next_seq(lane_id);
     -- Read again for each lane, after a possible wait: newer positions of a lane are never in an older slot.
-    slot := rota.queue_open_slot();
-    EXECUTE format($q$
-      INSERT INTO rota.ready_entries_%1$s
-      SELECT %1$s, $1, $2 + sum(e.n) OVER (ROWS UNBOUNDED PRECEDING) - e.n, e.n, e.job, e.layer, e.frame, e.attempt,
-             e.payload, now()
-      FROM unnest($3, $4, $5, $6, $7, $8) AS e (job, layer, frame, n, attempt, payload)
-    $q$, slot)
-    USING lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last], counts[first:last],
-          attempts[first:last], payloads[first:last];
-    SELECT sum(c) INTO number FROM unnest(counts[first:last]) AS c;
+    IF slot IS DISTINCT FROM rota.queue_generation() % 7 THEN
+      slot := rota.queue_open_slot();
+    END IF;
+    number := rota.queue_append(slot, lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last],
+                                counts[first:last], attempts[first:last], payloads[first:last]);
     PERFORM rota.queue_count(slot, lane_id, waiting => number);
     RETURN NEXT;
     first := last + 1;
@@ -180,7 +174,7 @@ DECLARE
 BEGIN
   SELECT rota.queue_past_tombstones(of_lane, c.cursor) AS seq, c.age INTO at FROM rota.queue_cursor(of_lane, generation) AS c;
   FOR age IN REVERSE at.age .. 0 LOOP
-    EXECUTE format('SELECT rota.queue_since_%s($1, $2)', rota.queue_slot(generation, age)) INTO since USING of_lane, at.seq;
+    since := rota.queue_since(rota.queue_slot(generation, age), of_lane, at.seq);
     EXIT WHEN since IS NOT NULL;
   END LOOP;
   RETURN since;
@@ -192,8 +186,7 @@ CREATE OR REPLACE FUNCTION rota.queue_cursor(of_lane integer, generation bigint,
 LANGUAGE plpgsql AS $$
 BEGIN
   FOR at IN 0..7 LOOP
-    EXECUTE format('SELECT last_seq + 1 FROM rota.queue_claims_%s WHERE lane_id = $1 ORDER BY last_seq DESC LIMIT 1',
-                   rota.queue_slot(generation, at)) INTO cursor USING of_lane;
+    cursor := rota.queue_claimed(rota.queue_slot(generation, at), of_lane);
     age := at;
     EXIT WHEN cursor IS NOT NULL;
   END LOOP;
