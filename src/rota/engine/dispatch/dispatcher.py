@@ -423,8 +423,10 @@ class Dispatcher:
             self._wake.set()
 
     async def _check_lanes(self) -> None:
-        """Read the lanes of notified queues: a notification names no priority, and its lane may be unknown here. At once,
-        because a queue that is not counted may have any number of frames, so that a round serves no other."""
+        """Read the lanes of notified queues: a notification names no priority, and its lane may be unknown here.
+
+        At once, because a queue that is not counted may have any number of frames, so that a round serves no other.
+        """
         while True:
             await self._has_notified.wait()
             names, self._notified = self._notified, set()

@@ -64,15 +64,17 @@ class Minimums:
         return self._count(self._reserved, keys, ask, frames)
 
     def _count(self, counter: _Counter, keys: Sequence[MinimumKey], ask: Ask, frames: int) -> bool:
+        keys = [key for key in keys if key in self._least]
+        if not keys or not frames:
+            return False
         before = self._below(keys)
         for key in keys:
             for resource in RESOURCES:
-                counter[key, resource] += frames * ask.of(resource)
+                # Not below zero: a round may end whose beginning did not count, as there was no minimum yet.
+                counter[key, resource] = max(0, counter[key, resource] + frames * ask.of(resource))
         return before != self._below(keys)
 
     def _below(self, keys: Iterable[MinimumKey]) -> set[tuple[MinimumKey, Resource]]:
-        if not self._least:
-            return set()
         return {(key, resource) for key in keys for resource in RESOURCES if self._lacking(key, resource) > 0}
 
     def _lacking(self, key: MinimumKey, resource: Resource) -> int:
