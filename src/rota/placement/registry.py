@@ -47,6 +47,8 @@ SWEEP_INTERVAL_S: Final = 1.0
 RANKINGS_MAX: Final = 10_000
 RANKED_WORKERS_MAX: Final = 400_000
 """Workers in all rankings together; the least recently used rankings are evicted."""
+COUNT_RANKED_EVERY: Final = 16
+"""New rankings after which those workers are counted."""
 LOST_WORKERS_MAX: Final = 10_000
 USABLE_POOLS_MAX: Final = 10_000
 NO_LIMITS: Final[Mapping[PoolId, int]] = {}
@@ -85,6 +87,7 @@ class WorkerRegistry:
         self._refusals = 0
         """Plans that found no capacity at all."""
         self._rankings: dict[PlacementRequirements, list[WorkerRanking]] = {}
+        self._rankings_made = 0
         self._changes: dict[WorkerInfo, int] = {}
         self._change = 0
         self._uses = 0
@@ -431,12 +434,13 @@ class WorkerRegistry:
         return rankings
 
     def _new_rankings(self, requirements: PlacementRequirements) -> list[WorkerRanking]:
-        if len(self._rankings) >= RANKINGS_MAX or len(self._rankings) * len(self.workers) > RANKED_WORKERS_MAX:
+        self._rankings_made += 1
+        if len(self._rankings) >= RANKINGS_MAX or self._rankings_made % COUNT_RANKED_EVERY == 0:
             self._evict_rankings()
         return [WorkerRanking(requirements, pool) for pool in eligible_pools(requirements, self.routes).pools]
 
     def _evict_rankings(self) -> None:
-        """The least recently used ones. More than needed, so that it is rarely done: it counts all of them."""
+        """The least recently used ones, if there are too many. More than needed: it counts all of them."""
         ranked = sum(len(ranking) for rankings in self._rankings.values() for ranking in rankings)
         if ranked <= RANKED_WORKERS_MAX and len(self._rankings) < RANKINGS_MAX:
             return

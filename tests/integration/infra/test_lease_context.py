@@ -124,6 +124,23 @@ async def test_renewal_of_one_lease_outlives_the_cancellation_of_another(leases,
         assert not await leases.renew_together(gate, LONG_S)
 
 
+async def test_older_grant_of_a_lease_is_not_renewed_with_the_newer_one(leases, database):
+    old = await take(leases, ttl_s=LONG_S)
+    await database.run(EXPIRE, "door")
+    new = await take(leases, ttl_s=LONG_S)
+    held = await asyncio.gather(*(leases.renew_together(each, LONG_S) for each in (old, new)))
+    assert held == [False, True]
+
+
+async def test_renewals_go_on_after_one_that_was_cancelled(leases):
+    lease = await take(leases, ttl_s=LONG_S)
+    cancelled = asyncio.create_task(leases.renew_together(lease, LONG_S))
+    await asyncio.sleep(0)  # it has asked
+    leases._batches[LONG_S].task.cancel()
+    await asyncio.wait([cancelled])
+    assert await leases.renew_together(lease, LONG_S)
+
+
 async def lose(leases, database, body=forever, name="door", ttl_s=0.6):
     """Run `body` under a lease that expires as soon as the work has begun."""
     async with leases.hold(name, kind="test", ttl_s=ttl_s):

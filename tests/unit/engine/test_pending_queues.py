@@ -5,9 +5,10 @@ from uuid import UUID
 
 import pytest
 
+from rota.engine.dispatch.minimums import Minimums
 from rota.engine.dispatch.pending_queues import BACKOFF_S, UNSERVED_BACKOFF_S, PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.pending_reader import PendingReader
-from rota.model.quota import Level, Refusal, Resource, Usage
+from rota.model.quota import Ask, Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
 from rota.placement import PlacementRequirements
 from rota.placement.requirements import Resources
@@ -59,6 +60,18 @@ def test_queues_of_a_show_that_cannot_be_booked_try_again_in_order(queues, pendi
     assert in_order(queues) == [other]
     queues._clock.now_s += BACKOFF_S
     assert [each for each in in_order(queues) if each is not other] == [pending, lower]
+
+
+def test_minimum_that_is_removed_and_set_again_counts_no_round_of_before(queues, pending):
+    least = {(SHOW, pending.key.folder): Usage(1000, 0)}
+    ask = Ask(100, 0)
+    minimums = Minimums()
+    minimums.replace(least, {key: Usage() for key in least})
+    minimums.reserve(list(least), ask, 8)
+    minimums.replace({}, {})
+    minimums.reserve(list(least), ask, -8)
+    minimums.replace(least, {key: Usage() for key in least})
+    assert minimums.frames_lacking(list(least), ask) == 10
 
 
 def test_release_during_the_booking_is_tried_at_once(queues, pending):

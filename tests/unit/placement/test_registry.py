@@ -7,7 +7,7 @@ from rota.model.protocol import Heartbeat
 from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import RoutingSettings
 from rota.placement import HeartbeatOutcome, Resources, requirements_of
-from rota.placement.registry import WorkerRegistry
+from rota.placement.registry import COUNT_RANKED_EVERY, WorkerRegistry
 from tests.support.placement import Fleet, id_of, pool, routes
 
 FRAME = requirements_of("a", cores=100)
@@ -568,6 +568,16 @@ def test_rankings_cache_is_bounded_with_many_requirements(monkeypatch):
     for number in range(20):
         fleet.registry.plan(requirements_of(f"t{number}"), 1)
     assert len(fleet.registry._rankings) == 5
+
+
+def test_ranked_workers_are_bounded_with_many_requirements(monkeypatch):
+    monkeypatch.setattr("rota.placement.registry.RANKED_WORKERS_MAX", 40)
+    fleet = Fleet()
+    fleet.beat()
+    for number in range(200):
+        fleet.registry.plan(requirements_of(f"t{number}"), 1)
+    ranked = [len(ranking) for rankings in fleet.registry._rankings.values() for ranking in rankings]
+    assert sum(ranked) <= 40 + COUNT_RANKED_EVERY * max(ranked)
 
 
 def test_ranking_does_not_accumulate_stale_entries():

@@ -92,13 +92,12 @@ _SHOW_DECLINES: Final = frozenset(
     {
         DeclineReason.UNSEEDED,
         DeclineReason.REDIS_OFF,
-        DeclineReason.LOCKED,
         DeclineReason.NOT_MANAGED,
         DeclineReason.MANAGED,
         DeclineReason.UNKNOWN_SHOW,
     }
 )
-"""Declines of every frame of the show."""
+"""Declines of every frame of the show. A lock may be in one folder only, and `LockedShows` sees to the others."""
 
 
 class LayerExecution(msgspec.Struct, frozen=True):

@@ -176,6 +176,7 @@ class Dispatcher:
                 await self.queue.give_back(await self._accounting.bar_unbooked(part))
 
     async def _serve(self, life: Lifecycle) -> None:
+        self.reader.forget()
         async with (
             self.database.listen(CHANNEL) as queued,
             self.database.listen(LIMITS_CHANNEL) as limits,
@@ -404,6 +405,7 @@ class Dispatcher:
     async def _consume_queue_notifications(self, queued: Notifications) -> None:
         async for name in queued:
             if name is None:
+                self.reader.forget()
                 await self._refresh_all(always=True)
             elif self.pending_queues.mark_notified(name):
                 self._notified.add(name)
@@ -457,6 +459,7 @@ class Dispatcher:
         try:
             await self.reader.refresh(queues)
         except PostgresUnavailable as error:
+            self.reader.forget()
             log.warning("pending_queues_refresh_failed", reason=error.sentence)
 
     async def _refresh_all(self, *, always: bool) -> bool:

@@ -42,6 +42,7 @@ class Minimums:
         """The minimums above zero, and the use of each, as PostgreSQL has them."""
         before = self._below(self._least)
         self._least = least
+        self._reserved = Counter({at: amount for at, amount in self._reserved.items() if at[0] in least})
         self._used = Counter({(key, resource): used[key].of(resource) for key in least for resource in RESOURCES})
         return before != self._below(least)
 

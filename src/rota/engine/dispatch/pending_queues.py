@@ -318,8 +318,10 @@ class PendingQueues:
             return
         pending.budget = 0 if asked is None else pending.released - asked.released
         if not pending.budget:
-            for each in self._by_show[pending.key.show] if whole_show else [pending]:
-                self.back_off(each, reason)
+            self.back_off(pending, reason)
+            for each in self._by_show[pending.key.show] if whole_show else ():
+                if each.waiting > each.parked and each.held_for_pools is None:
+                    self.back_off(each, reason)
 
     def moment(self, pending: PendingQueue) -> BookingMoment:
         return BookingMoment(pending.released, pending.resets, self.share_rooms.moment(pending.key.show))

@@ -61,6 +61,11 @@ class PendingReader:
         self._shares_at = float("-inf")
         self._all_read: _AllRead | None = None
 
+    def forget(self) -> None:
+        """Notifications may have been missed: read everything again, ages too."""
+        self._heads.clear()
+        self._all_read = None
+
     async def refresh_all(self, *, always: bool) -> bool:
         """Read what waits in all queues, unless nothing has changed since it was read. Returns whether it did."""
         before = _AllRead(

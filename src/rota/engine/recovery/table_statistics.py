@@ -55,9 +55,9 @@ class TableStatistics(LeaderLoop):
     async def _analyze_if_written(self) -> None:
         """Looking at every table costs more than an idle server should."""
         written, now = int(await self.database.value(WAL_WRITTEN)), self.leases.clock.monotonic()
-        if written - self._wal_bytes >= WAL_BYTES_MIN:
+        if not 0 <= written - self._wal_bytes < WAL_BYTES_MIN:  # another server may have written less
             self._wal_bytes, self._written_at_s = written, now
-        if now - self._written_at_s < COUNTED_WITHIN_S + INTERVAL_S:
+        if self._failed_at or now - self._written_at_s < COUNTED_WITHIN_S + INTERVAL_S:
             await self.analyze_grown()
 
     async def analyze_grown(self) -> list[str]:

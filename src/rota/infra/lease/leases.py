@@ -45,6 +45,15 @@ GATHER_S: Final = 0.002
 """How long a renewal waits for others to go with it."""
 
 
+class RenewalBatch:
+    """Leases that are renewed in one statement."""
+
+    task: asyncio.Task[set[str]]
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+
+
 class Leases:
     """Acquires leases for one process (`owner`, shown in `rota.lease.holder`)."""
 
@@ -52,9 +61,8 @@ class Leases:
         self.database = database
         self.owner = owner or replica_name()
         self.clock = clock or SystemClock()
-        self._gathered: list[Lease] = []
-        self._renewal: asyncio.Task[set[str]] | None = None
-        """Of those that are being gathered."""
+        self._batches: dict[float, RenewalBatch] = {}
+        """By TTL, while they are being gathered."""
 
     def hold(self, name: str, *, kind: str, ttl_s: float, wait_s: float = 0.0, release: bool = True) -> LeaseContext:
         """`async with` this: the body runs under the lease and is cancelled with `LeaseLost` when the lease is lost.
@@ -89,21 +97,24 @@ class Leases:
         return {row["name"] for row in rows}
 
     async def renew_together(self, lease: Lease, timeout_s: float) -> bool:
-        """Renew it in one statement with those that are due at the same time; returns whether it is still held.
+        """Renew it in one statement with those of the same TTL that are due now; returns whether it is still held.
 
         A caller that is cancelled leaves the statement to the others. It cannot revive a lease that was released.
         """
-        self._gathered.append(lease)
-        if self._renewal is None:
-            self._renewal = asyncio.create_task(self._renew_gathered(timeout_s), name="lease.renew_gathered")
-            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have gone
-        return lease.name in await asyncio.shield(self._renewal)
+        batch = self._batches.get(lease.ttl_s)
+        if batch is None or batch.task.done() or lease.name in batch.leases:
+            batch = self._batches[lease.ttl_s] = RenewalBatch()
+            batch.task = asyncio.create_task(self._renew_batch(batch, lease.ttl_s, timeout_s), name="lease.renew_batch")
+            batch.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have gone
+        batch.leases[lease.name] = lease
+        return lease.name in await asyncio.shield(batch.task)
 
-    async def _renew_gathered(self, timeout_s: float) -> set[str]:
+    async def _renew_batch(self, batch: RenewalBatch, ttl_s: float, timeout_s: float) -> set[str]:
         await asyncio.sleep(GATHER_S)
-        leases, self._gathered, self._renewal = self._gathered, [], None
+        if self._batches.get(ttl_s) is batch:
+            del self._batches[ttl_s]
         async with asyncio.timeout(timeout_s):
-            return await self.renew(leases)
+            return await self.renew(list(batch.leases.values()))
 
     async def release(self, leases: Sequence[Lease]) -> set[str]:
         """Release; returns the names that were still held. Idempotent."""
