@@ -55,7 +55,9 @@ async def one_server() -> AsyncIterator[Server]:
 @asynccontextmanager
 async def opened(url: str, connections: int = 4) -> AsyncIterator[Database]:
     """Without our time limits: filling a table with a million rows takes longer than a dispatcher would wait."""
-    target = PostgresTarget(url=url, pool_max=connections, statement_timeout_s=600, idle_in_transaction_s=600)
+    target = PostgresTarget(
+        url=url, pool_max=connections, statement_timeout_s=600, idle_in_transaction_s=600, idle_default_s=600
+    )
     database = await Database.open(target)
     try:
         yield database

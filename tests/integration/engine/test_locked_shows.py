@@ -4,11 +4,14 @@ import asyncpg
 import pytest
 
 from rota.accounting.audit import audit
+from rota.model.errors import PostgresUnavailable
+from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
 
 LOWER = """UPDATE rota.subscription SET int_burst = int_burst - 100 FROM rota.show s
 WHERE s.pk_show = subscription.pk_show"""
+LOCK_SHARES = "UPDATE rota.subscription SET int_burst = int_burst"
 FREE_FRAMES = 300
 FREE_WITHIN_S = 12.0
 """Generous: it takes one to two seconds. Without isolation, 1 to 7 frames end in a second."""
@@ -52,6 +55,19 @@ async def test_lock_timeout_of_one_show_does_not_slow_down_another(farm, databas
     shows = {show.name: show for show in await farm.accounting.admin.shows()}
     assert not [line for line in (await audit(farm.accounting, shows["locked"])).lines if line.problem]
     assert not farm.accounting.locked_shows
+
+
+async def test_locks_of_a_server_that_is_paused_inside_a_transaction_end_within_seconds(farm):
+    await farm.show(managed=False)
+    await farm.worker()
+
+    async def pause_inside_a_transaction():
+        async with farm.replica.database.transaction() as paused:
+            await paused.run(sql(LOCK_SHARES))
+            assert await farm.ended(await farm.submit("noop", frames=3), within_s=8) == "SUCCEEDED"
+
+    with pytest.raises(PostgresUnavailable):
+        await pause_inside_a_transaction()
 
 
 async def test_lock_timeout_of_a_booking_leaves_nothing_counted_in_redis(farm, database_url):

@@ -81,8 +81,14 @@ async def test_database_methods_return_their_documented_types(database):
     assert await database.run(sql("DELETE FROM number WHERE n > $1"), 0) == 2
 
 
+@pytest.mark.parametrize(("given_s", "limit"), [(None, "3s"), (1, "1s"), (20, "20s"), (90, "1min")])
+async def test_idle_limit_of_a_transaction_is_three_seconds_unless_it_sets_its_own(database, given_s, limit):
+    async with database.transaction(idle_s=given_s) as tx:
+        assert await tx.value(sql("SHOW idle_in_transaction_session_timeout")) == limit
+
+
 async def test_session_uses_the_configured_limits_and_schema(opened):
-    database = await opened(statement_timeout_s=7, lock_timeout_s=3, idle_in_transaction_s=9, application_name="me")
+    database = await opened(statement_timeout_s=7, lock_timeout_s=3, idle_in_transaction_s=2, application_name="me")
     shown = {
         name: await database.value(sql(f"SHOW {name}"))
         for name in (
@@ -96,7 +102,7 @@ async def test_session_uses_the_configured_limits_and_schema(opened):
             "timezone",
         )
     }
-    assert list(shown.values()) == ["7s", "3s", "9s", "2s", "rota, public", "off", "me", "UTC"]
+    assert list(shown.values()) == ["7s", "3s", "2s", "2s", "rota, public", "off", "me", "UTC"]
 
 
 async def test_pool_never_exceeds_its_maximum_and_serves_all_callers(opened):

@@ -269,8 +269,8 @@ class OutputScanner:
             await self._postpone(postponed)
         batch = ScanBatchResult()
         if decided:
-            async with self.database.transaction() as tx:
-                batch = await self._apply(tx, decided)
+            async with self.database.transaction(idle_s=self.database.target.idle_in_transaction_s) as tx:
+                batch = await self._apply(tx, decided)  # may write files
                 failpoints.hit("outputs.before_commit")
             failpoints.hit("outputs.after_commit")
             self._notify(batch)

@@ -152,7 +152,7 @@ class OutputReview:
         )
         decision = OutputPolicyDecision(says=OutputEffect.REDACT, reason=reason, findings=tuple(findings))
         ended: list[JobEnd] = []
-        async with self.database.transaction() as tx:
+        async with self.database.transaction(idle_s=self.database.target.idle_in_transaction_s) as tx:
             mode = await tx.value(DELETE_SCAN, output)
             now = await _locked_end(tx, row)
             if now is None or now["output"] not in (OutputRestriction.HELD, OutputRestriction.QUARANTINED):

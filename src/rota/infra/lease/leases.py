@@ -133,7 +133,7 @@ class Leases:
         assert leases, "a guard needs a lease"
         assert tx.isolation == "read committed", "a guard works in read committed transactions only"
         names, fences = _columns(leases)
-        idle_limit_s = min(self.database.target.idle_in_transaction_s, *(lease.ttl_s for lease in leases))
+        idle_limit_s = min(self.database.target.transaction_idle_s, *(lease.ttl_s for lease in leases))
         try:
             await tx.run(GUARD, names, fences, str(max(1, round(idle_limit_s * 1000))))
         except asyncpg.PostgresError as error:

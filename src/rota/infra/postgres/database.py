@@ -190,8 +190,9 @@ class Database:
         """COMMIT when the body ends, ROLLBACK when it raises.
 
         A COMMIT whose reply is lost, or which is cancelled, may have taken effect; a lost reply raises
-        `PostgresUnavailable` with `outcome="unknown"`. The server closes a transaction that is idle for `idle_s`, and
-        fails a statement that waits for a lock for `lock_s`, where that is less than the session's own limit.
+        `PostgresUnavailable` with `outcome="unknown"`. The server closes a transaction that is idle for
+        `idle_s`, at most the target's `idle_in_transaction_s`: give it when the body waits for anything but PostgreSQL.
+        It fails a statement that waits for a lock for `lock_s`, where that is less than the session's own limit.
         """
         connection = await self.pool.acquire()
         transaction = Transaction(connection, self.target, isolation, readonly=readonly)
@@ -253,8 +254,9 @@ def _begin(
     isolation: Isolation, target: PostgresTarget, idle_s: float | None, lock_s: float | None, *, readonly: bool
 ) -> str:
     statements = [f"BEGIN ISOLATION LEVEL {isolation} {'READ ONLY' if readonly else 'READ WRITE'}"]
-    if idle_s is not None and idle_s < target.idle_in_transaction_s:
-        statements.append(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds(idle_s)}")
+    if idle_s is not None:
+        longest_s = min(idle_s, target.idle_in_transaction_s)
+        statements.append(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds(longest_s)}")
     if lock_s is not None and lock_s < target.lock_timeout_s:
         statements.append(f"SET LOCAL lock_timeout = {milliseconds(lock_s)}")
     return "; ".join(statements)  # one round trip

@@ -273,6 +273,7 @@ async def _session(where: str | PostgresTarget | Database, lock_timeout_s: float
         lock_timeout_s=lock_timeout_s,
         statement_timeout_s=MIGRATION_TIMEOUT_S,
         idle_in_transaction_s=MIGRATION_TIMEOUT_S,
+        idle_default_s=MIGRATION_TIMEOUT_S,
     )
     connection = await connect(target)
     try:

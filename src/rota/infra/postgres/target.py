@@ -10,6 +10,8 @@ from rota.model import urls
 ANSWER_GRACE_S = 2.0
 LOST_CLIENT_CHECK_S = 2.0
 """Within this time PostgreSQL ends the statement of a client that has gone, and with it its locks."""
+PAUSED_CLIENT_S = 3.0
+"""Within this time PostgreSQL ends a transaction that waits for nothing but its client, and with it its locks."""
 
 
 class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
     statement_timeout_s: float = 30.0
     lock_timeout_s: float = 5.0
     idle_in_transaction_s: float = 60.0
+    idle_default_s: float = PAUSED_CLIENT_S
     application_name: str = "rota"
 
     def __post_init__(self) -> None:
@@ -38,6 +41,11 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
         return urls.address(self.url)
 
     @property
+    def transaction_idle_s(self) -> float:
+        """Limit of a transaction that sets none of its own: it is idle only if its process is paused."""
+        return min(self.idle_default_s, self.idle_in_transaction_s)
+
+    @property
     def command_timeout_s(self) -> float:
         return self.statement_timeout_s + ANSWER_GRACE_S
 
@@ -50,7 +58,7 @@ class PostgresTarget(msgspec.Struct, frozen=True, kw_only=True):
             "jit": "off",
             "statement_timeout": milliseconds(self.statement_timeout_s),
             "lock_timeout": milliseconds(self.lock_timeout_s),
-            "idle_in_transaction_session_timeout": milliseconds(self.idle_in_transaction_s),
+            "idle_in_transaction_session_timeout": milliseconds(self.transaction_idle_s),
             "client_connection_check_interval": milliseconds(LOST_CLIENT_CHECK_S),
         }
 

@@ -24,7 +24,9 @@ class PostgresSettings(Section, frozen=True):
     acquire_timeout: Annotated[float, Duration("Longest wait for a free connection from the pool.")] = 5.0
     statement_timeout: Annotated[float, Duration("Timeout of one statement.")] = 30.0
     lock_timeout: Annotated[float, Duration("Longest wait of a statement for a lock.")] = 5.0
-    idle_in_transaction_timeout: Annotated[float, Duration("Longest idle time inside a transaction.")] = 60.0
+    idle_in_transaction_timeout: Annotated[
+        float, Duration("Longest idle time inside a transaction that waits for more than PostgreSQL.")
+    ] = 60.0
 
 
 class ConnectionPoolSettings(Section, frozen=True):
