@@ -5,17 +5,29 @@ import asyncio
 import pytest
 
 from rota.accounting.resources import CapsUpdate
+from rota.engine.submission.submitter import Submitter
+from rota.infra.clock import SystemClock
 from rota.model.job_states import JobState
+from rota.model.jobs.submission import LayerSpec, Submission
 from tests.support.dispatch import Rig
 from tests.support.queue import sql
-from tests.support.replica_and_worker import Farm, gates, hanging, seen
+from tests.support.replica_and_worker import NO_EVENTS, Farm, gates, hanging, seen
 from tests.support.waiting import until
 
 ROUNDS = 12
+PRODUCERS = 4
+CLASSES = 4
 BY_SHOW = sql("SELECT s.str_name, count(*) AS n FROM rota.proc p JOIN rota.show s USING (pk_show) GROUP BY 1")
 ANY_ENDED = sql("SELECT sum(succeeded) > 0 FROM rota.layer WHERE pk_job = $1::uuid")
 TAKE_LANE = sql("SELECT pg_advisory_xact_lock(1903519026, $1)")
 BY_WORKER = sql("SELECT count(*) AS frames FROM rota.proc GROUP BY pk_host")
+
+
+class LaterClock(SystemClock):
+    """Of a server that has run for 40 minutes more."""
+
+    def monotonic(self):
+        return super().monotonic() + 2400.0
 
 
 @pytest.fixture
@@ -59,6 +71,54 @@ async def test_short_job_does_not_wait_for_a_long_one_of_its_queue(cluster):
     waiting = sum(counts.waiting for counts in (await cluster.replica.queue.counts_exact()).values())
     assert waiting > 20_000
     await cluster.replica.engine.canceller.terminate(long, JobState.CANCELLED, "cancelled")
+
+
+async def test_short_jobs_of_several_producers_end_before_a_long_one_that_came_later(cluster):
+    """Each producer enqueues to a lane of its own."""
+    await cluster.show()
+    producers = [Submitter(cluster.database, NO_EVENTS) for _ in range(PRODUCERS)]
+    five = Submission(show="film", layers=(LayerSpec(task="noop", frames=5),))
+    short = [made.job for each in await asyncio.gather(*(one.submit([five]) for one in producers)) for made in each]
+    long = await cluster.submit("noop", frames=3000)
+    await cluster.worker(slots=4)
+    for job in short:
+        assert await cluster.ended(job) == "SUCCEEDED"
+    waiting = sum(counts.waiting for counts in (await cluster.replica.queue.counts_exact()).values())
+    assert waiting > 1500
+    await cluster.replica.engine.canceller.terminate(long, JobState.CANCELLED, "cancelled")
+
+
+async def test_classes_that_come_together_start_without_a_timer(cluster, monkeypatch):
+    """The first round of a class may reserve all that is free, until it knows how many frames wait."""
+    monkeypatch.setattr("rota.engine.dispatch.dispatcher.POLL_INTERVAL_S", 3600.0)
+    await cluster.show()
+    await cluster.worker(slots=8)
+    assert await cluster.ended(await cluster.submit("noop")) == "SUCCEEDED"
+    for name in range(CLASSES):
+        hanging(name)
+    await asyncio.gather(*(cluster.submit("hang", name, layer={"cores": 1 + name / 4}) for name in range(CLASSES)))
+    for name in range(CLASSES):
+        await cluster.running(name)
+
+
+async def test_time_for_which_a_queue_was_idle_is_no_waiting_time(cluster):
+    await cluster.show(burst=1, size=1)
+    await cluster.worker()
+    hanging("earlier").set()
+    assert await cluster.ended(await cluster.submit("hang", "earlier", priority=5)) == "SUCCEEDED"
+    dispatcher = cluster.replica.engine.dispatcher
+    for part in (dispatcher.pending_queues, dispatcher.reader):
+        part._clock = LaterClock()  # and never an earlier one again
+    for name, priority in (("first", 8), ("lower", 5), ("higher", 6)):
+        hanging(name)
+        await cluster.submit("hang", name, priority=priority)
+        if name == "first":
+            await cluster.running("first")
+    refused = dispatcher.pending_queues.frames_by_reason
+    await until(lambda: refused().get("quota_subscription") == 2, what="both jobs at the share")
+    gates["first"].set()
+    await until(lambda: len(seen["began"]) == 3, what="the next frame")
+    assert seen["began"] == ["earlier", "first", "higher"]
 
 
 async def test_frames_of_a_small_job_are_spread_over_idle_workers(cluster):
