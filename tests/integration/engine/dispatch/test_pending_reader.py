@@ -6,6 +6,8 @@ import pytest
 
 from rota.engine.dispatch.pending_queues import PendingQueues
 from rota.engine.dispatch.pending_reader import POLL_MAX_AGE_S, PendingReader
+from rota.infra.clock import SystemClock
+from rota.queue import Queue
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
 
@@ -20,51 +22,57 @@ async def farm(database_url, redis_url, nats_url, bus_prefix):
 
 
 @pytest.fixture
-def lanes_read(farm, monkeypatch):
-    """How many lanes were read, by call."""
-    queue, calls = farm.replica.engine.dispatcher.reader.queue, []
+def reader(farm):
+    """Of its own: that of the dispatcher also reads when it is notified."""
+    clock = SystemClock()
+    return PendingReader(PendingQueues(clock, lambda _cls: ()), farm.database, Queue(farm.database), clock)
 
-    async def head_ages_s(lanes, real=queue.head_ages_s):
+
+@pytest.fixture
+def lanes_read(reader, monkeypatch):
+    """How many lanes were read, by call."""
+    calls = []
+
+    async def head_ages_s(lanes, real=reader.queue.head_ages_s):
         calls.append(len(lanes))
         return await real(lanes)
 
-    monkeypatch.setattr(queue, "head_ages_s", head_ages_s)
+    monkeypatch.setattr(reader.queue, "head_ages_s", head_ages_s)
     return calls
 
 
-async def refresh(farm, lanes_read):
+async def refresh(reader, lanes_read):
     """The ages after a refresh, and how many lanes were read for it."""
-    dispatcher, before = farm.replica.engine.dispatcher, sum(lanes_read)
-    await dispatcher.reader.refresh(None)
-    now = dispatcher.clock.monotonic()
-    return {
-        at: now - pending.since_s for at, pending in dispatcher.pending_queues.entries.items() if pending.waiting
-    }, sum(lanes_read) - before
+    before = sum(lanes_read)
+    await reader.refresh(None)
+    now = SystemClock().monotonic()
+    return {at: now - pending.since_s for at, pending in reader.pending_queues.entries.items() if pending.waiting}, sum(
+        lanes_read
+    ) - before
 
 
-async def test_age_of_a_queue_is_read_when_its_counts_have_changed(farm, lanes_read, monkeypatch):
-    dispatcher = farm.replica.engine.dispatcher
+async def test_age_of_a_queue_is_read_when_its_counts_have_changed(farm, reader, lanes_read, monkeypatch):
     for priority in range(1, 6):
         await farm.submit("noop", priority=priority)
-    await refresh(farm, lanes_read)
-    ages, read = await refresh(farm, lanes_read)
+    await refresh(reader, lanes_read)
+    ages, read = await refresh(reader, lanes_read)
     assert (len(ages), read) == (5, 0)
     await farm.database.run(MAKE_OLDER)
-    ages, read = await refresh(farm, lanes_read)
+    ages, read = await refresh(reader, lanes_read)
     assert (max(ages.values()) < 3000, read) == (True, 0)
-    dispatcher.reader.forget()  # as after a lost connection: notifications may have been missed
-    ages, read = await refresh(farm, lanes_read)
+    reader.forget()  # as after a lost connection: notifications may have been missed
+    ages, read = await refresh(reader, lanes_read)
     assert (min(ages.values()) > 3000, read) == (True, 5)
     await farm.database.run(MAKE_OLDER)
     # Frames may have come and gone: a notification has the ages read although the counts are the same.
-    await dispatcher.reader.refresh([next(iter(ages))[0]])
-    ages, read = await refresh(farm, lanes_read)
+    await reader.refresh([next(iter(ages))[0]])
+    ages, read = await refresh(reader, lanes_read)
     assert (min(ages.values()) > 3000, max(ages.values()) > 6000, read) == (True, True, 0)
     monkeypatch.setattr("rota.engine.dispatch.pending_reader.HEADS_MAX_AGE_S", 0.0)
-    assert (await refresh(farm, lanes_read))[1] >= 5
+    assert (await refresh(reader, lanes_read))[1] >= 5
     await farm.replica.engine.canceller.cancel(await farm.submit("noop", priority=8), actor="test")
-    await refresh(farm, lanes_read)
-    assert len(dispatcher.reader._heads) == 5, "lanes without frames are forgotten"
+    await refresh(reader, lanes_read)
+    assert len(reader._heads) == 5, "lanes without frames are forgotten"
 
 
 async def test_poll_reads_all_queues_only_if_something_has_changed(farm):
