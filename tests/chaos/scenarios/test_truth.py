@@ -36,7 +36,7 @@ from tests.chaos.scenarios.liveness import (
     ended_processes,
     stopped_runs,
 )
-from tests.chaos.scenarios.truth import Gauges, Look, gauge_lies, lies
+from tests.chaos.scenarios.truth import Gauges, Look, gauge_lies, lies, state_lies
 
 CAPPED, LOW, OTHER = (str(UUID(int=number)) for number in (1, 2, 3))
 LAYERS = {job: str(UUID(int=UUID(job).int + 10)) for job in (CAPPED, LOW, OTHER)}
@@ -246,6 +246,17 @@ def test_lie_counts_only_if_it_lasts_and_longer_after_a_death():
     assert disturbances.limit_s(15.0, 22.0) == DEATH_LIMIT_S + 3.0
     disturbances.begin("lock", "job", 20.0).ended = 40.0
     assert [*lasting.update({"c": "lie"}, 19.0), *lasting.update({"c": "lie"}, 41.0)] == [], "nothing was expected"
+
+
+def test_job_whose_frames_end_between_two_looks_is_another_case_at_each():
+    def idle(ended):
+        facts = true_facts()
+        facts.procs = [each for each in facts.procs if each.job != CAPPED]
+        facts.layers[0].ended = ended
+        return [lie.key for lie in state_lies(facts)]
+
+    assert idle(1) == idle(1) == [(CAPPED, 1)]
+    assert idle(2) == [(CAPPED, 2)]
 
 
 def looks_over(watch, seconds, change=lambda facts, at: None, room=None):

@@ -111,7 +111,9 @@ def state_lies(facts):
         if job.state == "SCHEDULED" and tokens:
             yield Lie("state", (job.id,), f"job {job.name} is SCHEDULED with {len(tokens)} frames on workers")
         if job.state in ON_WORKER and not tokens and job.ends_as is None:
-            yield Lie("state", (job.id,), f"job {job.name} is {job.state} with no frame on a worker")
+            # Frames that ended since the last look were on a worker between the two.
+            ended = sum(layer.ended for layer in facts.layers_of.get(job.id, ()))
+            yield Lie("state", (job.id, ended), f"job {job.name} is {job.state} with no frame on a worker")
         if job.reason is not None and job.reason not in REASONS:
             yield Lie("state", ("reason", job.id), f"{job.reason!r} of job {job.name} is not a reason code", True)
         if job.reason == Reason.TENANT_LIMIT and not _at_job_limit(facts, job):
