@@ -161,7 +161,8 @@ def wrong_without_a_loop() -> None:
 def test_type_checker_accepts_correct_and_rejects_wrong_sdk_calls(tmp_path):
     snippet = tmp_path / "snippet.py"
     snippet.write_text(HEAD + RIGHT + WRONG)
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", str(snippet)]
+    # With the options of the gate, so that what the gate has analysed is not analysed again.
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(snippet)]
     environment = os.environ | {"MYPYPATH": str(ROOT / "src")}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=170)
     lines = snippet.read_text().splitlines()
