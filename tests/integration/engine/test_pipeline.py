@@ -8,7 +8,7 @@ import pytest
 from rota.accounting import allocations
 from rota.accounting.ledger import DeclineReason
 from rota.model.job_states import JobState
-from rota.model.jobs.submission import Budget
+from rota.model.jobs.submission import Budget, LayerSpec, Submission
 from rota.placement.route_store import RouteStore
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
@@ -39,6 +39,19 @@ async def test_layer_of_many_frames_counts_each_frame_once(cluster):
     assert sorted(seen["note"]) == [(number, 1) for number in range(1, 1000, 2)]
     [layer] = (await cluster.done(job))["layers"]
     assert (layer["frames"], layer["succeeded"]) == (500, 500)
+
+
+async def test_jobs_whose_environments_exceed_a_message_together_are_sent_in_several(cluster, monkeypatch):
+    await cluster.worker(slots=60)
+    unsent = []
+    monkeypatch.setattr(
+        cluster.replica.engine.dispatcher.assigner, "_return_unsent", lambda *given: unsent.append(given)
+    )
+    layer = LayerSpec(task="noop")
+    jobs = [Submission(show="film", layers=(layer,), env={"TEXT": f"{number:030000}"}) for number in range(60)]
+    for each in await cluster.submitter.submit(jobs):
+        assert await cluster.ended(each.job) == "SUCCEEDED"
+    assert unsent == []
 
 
 async def test_frame_result_is_stored(cluster):

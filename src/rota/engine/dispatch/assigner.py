@@ -72,7 +72,8 @@ LAYERS = query(__package__, "layers_to_run")
 
 CACHE_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 400_000
-"""Total input bytes in one message. NATS accepts 1 MiB per message, and one input is at most half of that."""
+"""Of inputs, commands and environments in one message, unless it has a single range of frames. NATS accepts 1 MiB,
+which holds the largest input with the largest command and environment."""
 BOOKING_BACKOFF: Final = Backoff(0.05, 2.0)
 
 DISPATCHED = metrics.counter("rota_jobs_dispatched", "Frames assigned to workers.", labels=("topic",))
@@ -504,18 +505,27 @@ def _slice_by_worker(
 
 
 def _split_by_size(slices: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
-    """Group the slices into as few messages as fit."""
-    parts: list[list[BookedSlice]] = [[]]
-    size = 0
-    for each in slices:
-        part = each[0]
-        more = len(part.claimed_range.payload or part.runnable.input or b"")
-        if parts[-1] and size + more > MESSAGE_BYTES_MAX:
-            parts.append([])
-            size = 0
-        parts[-1].append(each)
-        size += more
-    return parts
+    """Group the slices into few messages that fit. A message has the work of each layer once, and the input of a slice
+    with each of its ranges."""
+    if sum(len(part.runnable.work) + _input_bytes(part) * len(booked) for part, booked in slices) <= MESSAGE_BYTES_MAX:
+        return [list(slices)]
+    messages: list[list[BookedSlice]] = []
+    works, size = set[bytes](), MESSAGE_BYTES_MAX
+    for part, booked in slices:
+        work = part.runnable.work
+        for token, n in to_ranges(booked):
+            more = _input_bytes(part) + (0 if work in works else len(work))
+            if size + more > MESSAGE_BYTES_MAX:
+                messages.append([])
+                works, size, more = set(), 0, _input_bytes(part) + len(work)
+            messages[-1].append((part, range(token, token + n)))
+            works.add(work)
+            size += more
+    return messages
+
+
+def _input_bytes(part: WorkerSlice) -> int:
+    return len(part.claimed_range.payload or part.runnable.input or b"")
 
 
 def _booking_requests(

@@ -45,6 +45,8 @@ ENTRIES_MAX: Final = 10_000
 DEPENDENCIES_MAX: Final = 100
 ITEM_BYTES_MAX: Final = 65_536
 INPUT_BYTES_MAX: Final = 512 * 1024
+WORK_BYTES_MAX: Final = 400_000
+"""Of a layer's command and environment. With its input it fits into one message to a worker, of at most 1 MiB."""
 LABELS_MAX: Final = 64
 ENV_MAX: Final = 256
 TAGS_MAX: Final = 64
@@ -257,7 +259,7 @@ def _layer(spec: LayerSpec, job: Submission, number: int, job_caps: ResourceCaps
         name=name,
         place=place,
         digest=place.digest,
-        work=_pack(work),
+        work=_packed_work(work, name),
         frames=frames,
         input=None if value is None or items else _input(value, name),
         items=items,
@@ -287,6 +289,16 @@ def _work(spec: LayerSpec, job: Submission, name: str) -> Work:
         artifacts=check_patterns(spec.artifacts, name) if spec.artifacts else (),
         fail_fast=spec.fail_fast,
     )
+
+
+def _packed_work(work: Work, name: str) -> bytes:
+    packed = _pack(work)
+    if len(packed) > WORK_BYTES_MAX:
+        raise InvalidInput(
+            f"The command and environment of layer {name} have {len(packed)} bytes, at most {WORK_BYTES_MAX} are"
+            " allowed: store them where workers can read them, and pass their location."
+        )
+    return packed
 
 
 def _check_command(spec: LayerSpec, name: str) -> None:
