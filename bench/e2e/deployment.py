@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,21 +241,23 @@ async def farm(
     slots: int = SLOTS,
     marks: Path | None = None,
     warm: int = WARM,
+    servers: int = 1,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Farm]:
     """Up and warm; everything is checked at the end, and the processes are gone when this returns. `more` is for the
-    environment of the server and the worker."""
+    environment of the servers and the worker."""
     await ground.flush(REDIS_DB)
     env = _environment(ground, database, marks) | dict(more or {})
     async with AsyncExitStack() as closing:
         opened = await Database.open(PostgresTarget(url=ground.postgres.url(database), pool_min=PRODUCERS))
         closing.push_async_callback(opened.close)
-        server = await closing.enter_async_context(_process("server", ground, env, "server"))
-        worker = await closing.enter_async_context(_process("worker", ground, env, *_worker_words(slots)))
-        await until(lambda: _is_up(opened, server, worker), START_TIMEOUT_S, "the worker to be up")
+        names = ["server", *(f"server{number}" for number in range(2, servers + 1))]
+        started = {name: await closing.enter_async_context(_process(name, ground, env, "server")) for name in names}
+        started["worker"] = await closing.enter_async_context(_process("worker", ground, env, *_worker_words(slots)))
+        await until(lambda: _is_up(opened, started.values()), START_TIMEOUT_S, "the worker to be up")
         looking = await asyncpg.connect(ground.postgres.url(database), server_settings=BY_INDEX)
         closing.push_async_callback(looking.close)
-        running = Farm(ground, opened, looking, {"server": server.pid, "worker": worker.pid})
+        running = Farm(ground, opened, looking, {name: process.pid for name, process in started.items()})
         await running.begin()
         await running.warm_up(warm)
         await ground.postgres.checkpoint()
@@ -263,7 +265,7 @@ async def farm(
         await running.check()
 
 
-async def _is_up(database: Database, *processes: asyncio.subprocess.Process) -> bool:
+async def _is_up(database: Database, processes: Iterable[asyncio.subprocess.Process]) -> bool:
     if any(process.returncode is not None for process in processes):
         raise Broken("a process of Rota's ended at its start")
     return bool(await database.value(UP))

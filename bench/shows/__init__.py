@@ -1,5 +1,6 @@
-"""Several busy shows against one, many placement classes against one, and many workers against one; what a server costs
-that is idle, how long a dispatch turn takes with thousands of queues, and whether the rate lasts.
+"""Several busy shows against one, many placement classes against one, many workers against one, and three replicas
+against one; what a server costs that is idle, how long a dispatch turn takes with thousands of queues, also after a
+day, and whether the rate lasts.
 
     python -m bench shows [--quick]
 
@@ -39,6 +40,8 @@ JOBS: Final = 1000
 DRAIN_RATIO_MAX: Final = 3.0
 WORKERS: Final = (1, 100, 1000)
 ENDS_RATIO_MIN: Final = 0.3
+REPLICAS: Final = 3
+REPLICA_SHOWS: Final = (1, 10)
 IDLE_QUEUES: Final = (0, 3000)
 IDLE_CORES_MAX: Final = 0.02
 
@@ -59,9 +62,10 @@ async def _measure(quick: bool) -> Report:
             classes = await _measure_classes(running, laps)
             async with ends_bench(ground, running) as bench:
                 ends = await _measure_ends(bench, laps)
+        replicas = await _measure_replicas(ground, shows, laps)
         await ground.postgres.drop(DATABASE)  # its vacuum would disturb what follows
         rates = await sustained.measure(ground, slots=SLOTS, quick=quick)
-    for figure in (*shows, *classes, *ends, *idle, *turn, *rates):
+    for figure in (*shows, *classes, *ends, *replicas, *idle, *turn, *rates):
         report.add(figure)
     return report
 
@@ -125,6 +129,26 @@ async def _measure_ends(bench: EndsBench, laps: int) -> list[Figure]:
     ]
     note = f"{ENDED_FRAMES} frames"
     return figures + [Figure(f"ends_per_s_{workers}_workers", ends[workers], note=note) for workers in WORKERS]
+
+
+async def _measure_replicas(ground: Ground, alone: Sequence[Figure], laps: int) -> list[Figure]:
+    """The same frames with several servers, against the rates of one, which were measured before."""
+    rates: dict[int, list[float]] = {shows: [] for shows in REPLICA_SHOWS}
+    async with farm(ground, DATABASE, slots=SLOTS, servers=REPLICAS) as running:
+        await _lap(running, max(REPLICA_SHOWS))
+        for _ in range(laps):
+            for shows in REPLICA_SHOWS:
+                rates[shows].append((await _lap(running, shows)).per_s)
+    one = {figure.name: figure.samples for figure in alone}
+    return [
+        Figure(
+            f"{REPLICAS}_replicas_vs_1_{shows}_shows",
+            _ratios(rates[shows], one[f"frames_per_s_{shows}_shows"]),
+            higher_is_better=True,
+            note="frames a second, one worker",
+        )
+        for shows in REPLICA_SHOWS
+    ]
 
 
 async def _measure_idle(ground: Ground, queues: int) -> Figure:
