@@ -65,7 +65,7 @@ from rota.engine.queries.logs import LogWriter
 from rota.engine.recovery.dead_letter_recorder import DeadLetterRecorder
 from rota.engine.recovery.reconciler import EngineReconciler
 from rota.engine.recovery.retention import RetentionMaintenance
-from rota.engine.recovery.table_statistics import TableStatistics
+from rota.engine.recovery.table_maintenance import TableMaintenance
 from rota.engine.submission.bus_consumer import SUBMIT_CONSUMER_SPEC, BusSubmissionConsumer
 from rota.engine.submission.submitter import Submitter
 from rota.infra.blob_store import BlobStoreTarget
@@ -154,7 +154,7 @@ class Engine:
         self.retention = RetentionMaintenance(
             database, self.leases, settings.retention, store=self.store, accounting=self.accounting
         )
-        self.statistics = TableStatistics(database, self.leases)
+        self.table_maintenance = TableMaintenance(database, self.leases)
         self.worker_registration = WorkerRegistration(
             database, bus, self.events, heartbeat_s=settings.worker.heartbeat_interval
         )
@@ -222,7 +222,7 @@ class Engine:
             Service("gate_ending", self._disable_fail_open_on_drain),
             Service("replayer", self.replayer.run),
             Service("upkeep", self.retention.run),
-            Service("statistics", self.statistics.run),
+            Service("table_maintenance", self.table_maintenance.run),
             *([Service("outputs", self.scanner.run)] if self.scanner is not None else []),
             Service("events_audit", self._audit.run),
         ]

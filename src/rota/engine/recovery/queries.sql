@@ -36,6 +36,14 @@ SELECT p.token, p.pk_host, p.pk_job, extract(epoch FROM clock_timestamp() - p.ts
 FROM rota.proc p LEFT JOIN rota.layer l ON l.pk_layer = p.pk_layer
 WHERE p.token > $1::bigint ORDER BY p.token LIMIT $2::integer
 
+-- name: procs_dead
+-- Bookings of ended frames that were not removed from the table yet.
+SELECT pg_stat_get_dead_tuples('rota.proc'::regclass)
+
+-- name: procs_vacuum
+-- Remove them, unless the table is locked. The end of the table is not cut off: that would lock it.
+VACUUM (SKIP_LOCKED, TRUNCATE FALSE) rota.proc
+
 -- name: procs_orphaned
 -- Procs on workers that have ended, oldest first.
 SELECT p.token, p.pk_host FROM rota.proc p JOIN rota.worker w ON w.pk_host = p.pk_host
