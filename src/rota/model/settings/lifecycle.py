@@ -49,7 +49,10 @@ class ReconcilerSettings(Section, frozen=True):
     dispatch_timeout: Annotated[
         float, Duration("Accepted without effect: frames that their worker does not have are requeued in seconds.")
     ] = 300.0
-    running_timeout: Annotated[float, Duration("Longest time on a worker of a frame without its own timeout.")] = 9000.0
+    running_timeout: Annotated[
+        float,
+        Duration("Longest time on a worker of a frame without its own timeout; servers end it a minute later."),
+    ] = 9000.0
     poll_interval: Annotated[
         float, Duration("Delay before the end of a job is retried after it failed; others are processed continuously.")
     ] = 30.0
