@@ -237,9 +237,22 @@ def test_show_that_used_nothing_for_an_hour_and_hears_of_a_release_has_its_turn(
 def test_show_that_cannot_start_frames_takes_no_part_of_a_pool(queues, pending):
     other = another(queues)
     queues.set_shares({(SHOW, POOL): (500, 500), (OTHER, POOL): (500, 0)})
+    queues.order()
     assert queues.frames_max(pending, 5) == 1
     queues.mark_refused(other, Reason.QUOTA_FOLDER)
+    queues.order()
     assert queues.frames_max(pending, 5) == 512
+
+
+def test_frames_that_start_and_end_between_two_turns_are_known_to_be_short(queues, pending):
+    another(queues)
+    queues.set_shares({(SHOW, POOL): (500, 0), (OTHER, POOL): (500, 0)})
+    queues.order()
+    queues.frames_booked(pending, POOL, 10, queues.moment(pending))
+    queues._clock.now_s += 0.01
+    queues.capacity_released(SHOW, 10, {POOL: Usage(1000)})
+    queues.order()
+    assert queues.frames_max(pending, 20) == 512
 
 
 def test_release_does_not_end_the_wait_for_workers(queues, pending):

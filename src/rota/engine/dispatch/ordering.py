@@ -69,13 +69,8 @@ class FairBalances:
     def __init__(self) -> None:
         self._deficits: dict[ShareKey, float] = {}
         """Average of about the last `MEMORY_S`."""
-        self._used: dict[ShareKey, float] = {}
-        """Average use of about the last second."""
         self._shares: Mapping[ShareKey, tuple[int, int]] = {}
         self._at_s = 0.0
-
-    def used_lately(self, share: ShareKey) -> float:
-        return self._used.get(share, 0.0)
 
     def of(self, share: ShareKey) -> float:
         return self._deficits.get(share, 0.0) / 2
@@ -83,21 +78,20 @@ class FairBalances:
     def update(self, shares: Mapping[ShareKey, tuple[int, int]], now_s: float) -> None:
         """Count the time since the last update, and use these shares (size and use of each whose show waits) from now
         on."""
-        weight, weight_of_use = 1 - math.exp((self._at_s - now_s) / MEMORY_S), 1 - math.exp(self._at_s - now_s)
+        weight = 1 - math.exp((self._at_s - now_s) / MEMORY_S)
         self._at_s = now_s
         sizes: Counter[PoolId] = Counter()
         in_use: Counter[PoolId] = Counter()
         for (_, pool), (size, used) in self._shares.items():
             sizes[pool] += size
             in_use[pool] += used
-        deficits, averages = {}, {}
+        deficits = {}
         for share, (size, used) in self._shares.items():
             if share in shares:
                 deficit = in_use[share[1]] * size / sizes[share[1]] - used
-                before, used_before = self._deficits.get(share, 0.0), self.used_lately(share)
+                before = self._deficits.get(share, 0.0)
                 deficits[share] = before + (deficit - before) * weight
-                averages[share] = used_before + (used - used_before) * weight_of_use
-        self._deficits, self._used, self._shares = deficits, averages, shares
+        self._deficits, self._shares = deficits, shares
 
 
 class ReleaseRate:
@@ -115,6 +109,25 @@ class ReleaseRate:
 
     def per_s(self, now_s: float) -> float:
         return self._amount * math.exp(self._at_s - now_s) if self._amount else 0.0
+
+
+class UseAverage:
+    """Average use of about the last second. Every change counts for as long as it lasts: frames that start and end
+    between two looks are not missed."""
+
+    __slots__ = ("_at_s", "_average", "_used")
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._used = 0.0
+        self._at_s = 0.0
+
+    def set(self, used: float, now_s: float) -> None:
+        """So much is in use from now on."""
+        self._average, self._used, self._at_s = self.at(now_s), used, now_s
+
+    def at(self, now_s: float) -> float:
+        return self._used + (self._average - self._used) * math.exp(self._at_s - now_s)
 
 
 class Schedulable(Protocol):
@@ -209,6 +222,10 @@ class SchedulingOrder(Generic[QueueT]):
     def skip_group(self) -> None:
         """Nothing more of the current group fits: go on with the next."""
         self.group.at = len(self.group.queues) - 1
+
+    def hold_pools(self) -> None:
+        """Nothing more of the pools of the current group is given away in this order."""
+        self._claiming.update(self.group.pools)
 
     def _place(self, group: ShareGroup[QueueT]) -> tuple[ShareUsage, QueueRank]:
         return group.usage(), group.ranks[min(group.at, len(group.ranks) - 1)]

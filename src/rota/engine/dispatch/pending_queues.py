@@ -29,6 +29,7 @@ from rota.engine.dispatch.ordering import (
     ShareGroup,
     ShareKey,
     ShareUsage,
+    UseAverage,
     fair_frames_max,
     queue_rank,
     share_usage,
@@ -147,11 +148,15 @@ class PendingQueues:
         self._reserved: Counter[ShareKey] = Counter()
         """Cores of rounds under way, which are not booked yet."""
         self._balances = FairBalances()
+        self._contending: set[ShareKey] = set()
+        """Shares of shows with frames that would start in the pool if it had room, when the order was last made."""
         self.changes = 0
         """Of what waits, other than by a count of all queues."""
         self._usage_version = 0
         self._release_rates: dict[ShareKey, ReleaseRate] = defaultdict(ReleaseRate)
         """In hundredths of cores."""
+        self._use_averages: dict[ShareKey, UseAverage] = defaultdict(UseAverage)
+        """In hundredths of cores, without rounds under way."""
         self._capacity_changes = 0
         self._groups: QueueGroups[PendingQueue] = QueueGroups(
             lambda pending: (pending.key.show, self._pools_of(pending.key.cls)),
@@ -218,8 +223,14 @@ class PendingQueues:
 
     def set_shares(self, shares: Mapping[ShareKey, tuple[int, int]]) -> None:
         """Size and use of each share, as PostgreSQL has them."""
-        self._shares = dict(shares)
+        self._shares = {}
+        for at, (size, used) in shares.items():
+            self._set_share(at, size, used)
         self._usage_version += 1
+
+    def _set_share(self, at: ShareKey, size: int, used: int) -> None:
+        self._shares[at] = (size, used)
+        self._use_averages[at].set(used, self._clock.monotonic())
 
     def set_minimums(self, least: Mapping[MinimumKey, Usage], used: Mapping[MinimumKey, Usage]) -> None:
         """Minimums of folders and departments, and their use, as PostgreSQL has them."""
@@ -401,9 +412,9 @@ class PendingQueues:
 
     def _update_balances(self, now: float) -> None:
         shares: dict[ShareKey, tuple[int, int]] = {}
-        contending = self._contending(now)
-        if len({show for show, _ in contending}) > 1:
-            for at in contending:
+        self._contending = self._find_contending(now)
+        if len({show for show, _ in self._contending}) > 1:
+            for at in self._contending:
                 size, used = self._shares.get(at, (0, 0))
                 if size:
                     shares[at] = (size, used + self._reserved[at])
@@ -418,7 +429,7 @@ class PendingQueues:
         if self._minimums.add(_minimum_keys(pending.key), ask, frames):
             self._groups.reset()
         size, used = self._shares.get((pending.key.show, pool), (0, 0))
-        self._shares[pending.key.show, pool] = (size, used + frames * ask.cores)
+        self._set_share((pending.key.show, pool), size, used + frames * ask.cores)
         self._usage_version += 1
 
     def _subtract_usage(self, show: ShowId, by_pool: Mapping[PoolId, Usage]) -> None:
@@ -427,7 +438,7 @@ class PendingQueues:
         for pool, usage in by_pool.items():
             self._release_rates[show, pool].add(usage.cores, now)
             if (share := self._shares.get((show, pool))) is not None:
-                self._shares[show, pool] = (share[0], max(0, share[1] - usage.cores))
+                self._set_share((show, pool), share[0], max(0, share[1] - usage.cores))
 
     def no_capacity(self, pending: PendingQueue, reason: Reason, limits: Mapping[PoolId, int]) -> None:
         """No pool accepts a frame now: workers, or the shares that these `limits` are of."""
@@ -485,22 +496,21 @@ class PendingQueues:
         return self._fair_frames_max(pending, room)
 
     def _fair_frames_max(self, pending: PendingQueue, room: int) -> int:
-        contending = self._contending(self._clock.monotonic())
         pools, cores = self._pools_of(pending.key.cls), max(1, _ask(pending).cores)
-        shows = {show for show, pool in contending if pool in pools}
+        shows = {show for show, pool in self._contending if pool in pools}
         if len(shows) < 2:
             return BATCH_FRAMES_MAX
         show, now = pending.key.show, self._clock.monotonic()
         size = all_sizes = all_used = 0
         used = lately = released_per_s = 0.0
-        for at in contending:
+        for at in self._contending:
             if at[1] in pools and at in self._shares:
                 each_size, each_used = self._shares[at]
                 in_use = each_used + self._reserved[at]
                 all_sizes, all_used = all_sizes + each_size, all_used + in_use
                 if at[0] == show:
                     size, used = size + each_size, used + in_use - self._balances.of(at)
-                    lately += self._balances.used_lately(at)
+                    lately += self._use_averages[at].at(now)
                     released_per_s += self._release_rates[at].per_s(now)
         if not size:
             # Shows with a size are served before, so what is free now is divided between shows without one.
@@ -509,8 +519,7 @@ class PendingQueues:
         turnover_per_s = released_per_s / lately if lately >= 1.0 else 0.0
         return min(BATCH_FRAMES_MAX, fair_frames_max(fair_share / cores, used / cores, turnover_per_s))
 
-    def _contending(self, now: float) -> set[ShareKey]:
-        """Shares of shows with frames that would start in the pool if it had room."""
+    def _find_contending(self, now: float) -> set[ShareKey]:
         return {
             (group.queues[0].key.show, pool)
             for group in self._groups.latest() or self._current_groups(now)

@@ -6,14 +6,14 @@ messages) costs about as much for many queues as for one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Final
 
 from rota.engine.dispatch.ordering import SchedulingOrder
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
 from rota.engine.dispatch.share_rooms import ShareReservation
-from rota.model.ids import ShowId
+from rota.model.ids import PoolId, ShowId
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
 from rota.queue import LANES_MAX
@@ -53,21 +53,36 @@ class Round:
     def show(self) -> ShowId:
         return self.parts[0].pending.key.show
 
+    @property
+    def frames(self) -> int:
+        return sum(part.plan.planned for part in self.parts)
+
+    def uses(self, pools: Collection[PoolId]) -> bool:
+        """Whether some of its frames are to run in these pools."""
+        return any(portion.pool_id in pools for part in self.parts for portion in part.plan.portions)
+
 
 class RoundPlanner:
     def __init__(self, pending_queues: PendingQueues, registry: WorkerRegistry) -> None:
         self.pending_queues = pending_queues
         self.registry = registry
 
-    def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]) -> Round | None:
+    def plan_round(
+        self, pending: PendingQueue, order: SchedulingOrder[PendingQueue], under_way: Iterable[Round] = ()
+    ) -> Round | None:
         """A round for this queue, which is the current one in the order, and for small ones behind it.
 
-        None: no frame of it can be placed now, and its reason says why. The queues of a round are busy from now on.
+        None: no frame of it can be placed now, and its reason says why; or it is worth waiting for the rounds that are
+        `under_way`. The queues of a round are busy from now on.
         """
-        most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
+        room = self.registry.fitting_frames(pending.key.cls)
+        most = self.pending_queues.frames_max(pending, room)
+        if room < pending.frames_claimable(most) and self._is_small(room, order, under_way):
+            order.hold_pools()
+            return None
         followers = (each for each in order.followers() if not each.alone)
         following = None if pending.alone else next(followers, None)
-        part = self._plan_part(pending, most if following is None else pending.frames_claimable(most))
+        part = self._plan_part(pending, pending.frames_claimable(most))
         if part is None:
             return None
         parts, lanes = [part], len(pending.lanes)
@@ -85,6 +100,15 @@ class RoundPlanner:
         for each in parts:
             each.pending.busy = True
         return Round(parts)
+
+    @staticmethod
+    def _is_small(room: int, order: SchedulingOrder[PendingQueue], under_way: Iterable[Round]) -> bool:
+        """Whether a round that fills all room would be smaller than those that are under way in its pools.
+
+        They end within milliseconds, and what workers release meanwhile is added to the room. Otherwise rounds of a
+        full farm would be as small as what happens to be free at a moment, and each costs about as much as a large one.
+        """
+        return room < sum(each.frames for each in under_way if each.uses(order.group.pools))
 
     def _plan_part(self, pending: PendingQueue, most: int) -> RoundPart | None:
         queues, cls = self.pending_queues, pending.key.cls

@@ -1,0 +1,98 @@
+"""How large a round is, and which rounds wait for those that are under way."""
+
+from uuid import UUID
+
+import pytest
+
+from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.rounds import RoundPlanner
+from rota.placement import requirements_of
+from tests.support.placement import Fleet, id_of, pool, routes
+
+SLOTS = 100
+
+
+class Rounds:
+    """A planner for workers with 100 slots in each of two pools."""
+
+    def __init__(self):
+        self.fleet = Fleet(routes({"*": ("farm",), "other": ("second",)}, pool("farm"), pool("second")))
+        self.queues = PendingQueues(self.fleet.clock, self.fleet.registry.usable_pools)
+        self.planner = RoundPlanner(self.queues, self.fleet.registry)
+        for name, where in (("w", "farm"), ("v", "second")):
+            self.fleet.beat(name, pool=where, slots=SLOTS, cores=100 * SLOTS)
+        self.under_way = []
+
+    def queue(self, show, frames, topic="t", priority=5):
+        key = QueueKey(f"{show}/{topic}", id_of(show), UUID(int=1), UUID(int=2), requirements_of(topic))
+        return self.queues.add(PendingQueue(key, priority, [1], waiting=frames, counted=True))
+
+    def turn(self):
+        """Plan all rounds that may begin now, and claim their frames; returns the frames of each."""
+        order, planned = self.queues.order(), []
+        for pending in order:
+            found = self.planner.plan_round(pending, order, self.under_way)
+            if found is not None:
+                planned.append(found)
+                self.under_way.append(found)
+        for part in (part for each in planned for part in each.parts):
+            part.pending.busy = False
+            part.pending.waiting -= part.plan.planned
+        return [each.frames for each in planned]
+
+    def end(self, *, released):
+        """The first round under way ends, and workers release so many frames."""
+        for part in self.under_way.pop(0).parts:
+            self.queues.shrink_share(part.pending, part.share, 0)
+            self.fleet.registry.shrink(part.reservation, part.plan.planned - released)
+
+
+@pytest.fixture
+def rounds():
+    return Rounds()
+
+
+def test_round_takes_no_more_room_than_frames_wait(rounds):
+    rounds.queue("film", frames=30)
+    assert rounds.turn() == [30]
+    assert rounds.fleet.registry.fitting_frames(requirements_of("t")) == SLOTS - 30
+
+
+def test_round_that_would_be_small_waits_for_a_large_one_that_is_under_way(rounds):
+    rounds.queue("film", frames=90)
+    rounds.turn()
+    rounds.queue("short", frames=500)
+    assert rounds.turn() == []
+    rounds.end(released=40)
+    assert rounds.turn() == [50]
+
+
+def test_room_of_a_round_that_waits_goes_to_no_queue_behind_it(rounds):
+    rounds.queue("film", frames=90)
+    rounds.turn()
+    rounds.queue("short", frames=500, priority=8)
+    rounds.queue("film", frames=1, topic="u", priority=1)
+    farm = id_of("pool farm")
+    rounds.queues.set_shares({(id_of("film"), farm): (100, 9000), (id_of("short"), farm): (100, 0)})
+    assert rounds.turn() == []
+
+
+def test_round_does_not_wait_for_rounds_that_are_smaller(rounds):
+    rounds.queue("film", frames=40)
+    rounds.turn()
+    rounds.queue("short", frames=500)
+    assert rounds.turn() == [60]
+
+
+def test_round_of_all_that_waits_does_not_wait_for_others(rounds):
+    rounds.queue("film", frames=90)
+    rounds.turn()
+    rounds.queue("short", frames=3)
+    assert rounds.turn() == [3]
+
+
+def test_round_does_not_wait_for_rounds_in_other_pools(rounds):
+    rounds.queue("film", frames=90, topic="other")
+    rounds.turn()
+    rounds.queue("short", frames=500)
+    assert rounds.turn() == [SLOTS]
