@@ -40,6 +40,13 @@ COPY_ENDS = sql(
        SELECT (jsonb_populate_record(e, jsonb_build_object('pk_layer', gen_random_uuid()))).*
        FROM (SELECT e FROM rota.frame_end e LIMIT 1) AS e, generate_series(1, $1::integer)"""
 )
+ENDS = {
+    "without a value": "SELECT count(*) FROM rota.jobs_succeed($1::uuid[], $2::integer[])",
+    "with a value": "SELECT count(*) FROM rota.jobs_finish(rota.layers_count($1::uuid[], $2::integer[], 'SUCCEEDED', 0))",
+}
+FIRST_LAYERS = "SELECT array_agg(pk_layer) FROM (SELECT pk_layer FROM rota.layer LIMIT 10) AS l"
+READ_HERE = """SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::integer FROM pg_stat_xact_user_tables
+               WHERE schemaname = 'rota' AND relname = ANY ('{job,layer}')"""
 COPY_PROCS = sql(
     """INSERT INTO rota.proc
        SELECT (jsonb_populate_record(
@@ -120,3 +127,24 @@ async def test_statements_planned_for_tiny_tables_are_planned_again_for_large_on
     # Sessions report what they have read at the latest when they end.
     read = {name: rows - before[name] for name, rows in (await rows_read(database_url)).items()}
     assert max(read.values()) < ROWS_MAX, read
+
+
+@pytest.mark.parametrize("ended", ENDS)
+async def test_end_of_jobs_planned_for_no_job_reads_no_others(ended, database_url, redis_url, nats_url, bus_prefix):
+    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+        await farm.show("idle", pool="elsewhere")
+        await RouteStore(farm.database).set_topic("elsewhere", ["elsewhere"], actor="test")
+        await farm.database.run(ANALYZE)
+        session = await asyncpg.connect(database_url)
+        try:
+            await session.execute("SET plan_cache_mode = force_generic_plan")
+            await session.fetchval(ENDS[ended], [], [])
+            waiting = Submission(show="idle", topic="elsewhere", layers=(LayerSpec(task="noop"),))
+            await farm.submitter.submit([waiting] * BATCH)
+            layers = await session.fetchval(FIRST_LAYERS)
+            async with session.transaction():
+                before = await session.fetchval(READ_HERE)
+                assert await session.fetchval(ENDS[ended], layers, [1] * len(layers)) == len(layers)
+                assert await session.fetchval(READ_HERE) - before < 10 * len(layers)
+        finally:
+            await session.close()

@@ -34,10 +34,11 @@ CREATE OR REPLACE FUNCTION rota.now_ms() RETURNS bigint
 LANGUAGE sql AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 
 -- Counts ended frames at their layers. Returns the jobs of layers without remaining frames. Layers are updated in the
--- order of their ids, so that two batches cannot deadlock: hence the forced access path.
+-- order of their ids, so that two batches cannot deadlock: hence the forced access path. They are found by an array of
+-- ids: a nested loop could begin with all layers, if the plan was made while the table was almost empty.
 CREATE OR REPLACE FUNCTION rota.layers_count(layers uuid[], numbers integer[], ending text, took bigint) RETURNS uuid[]
 LANGUAGE plpgsql
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_nestloop = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
   ended uuid[];
@@ -53,7 +54,7 @@ BEGIN
       took_ms     = l.took_ms + took * d.n / d.total
     FROM (SELECT u.layer, sum(u.n)::integer AS n, (sum(sum(u.n)) OVER ())::bigint AS total
           FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n > 0 GROUP BY 1 ORDER BY 1) AS d
-    WHERE l.pk_layer = d.layer
+    WHERE l.pk_layer = d.layer AND l.pk_layer = ANY (layers)
     RETURNING l.pk_job,
       l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied = l.frames AS done
   ) SELECT array_agg(DISTINCT c.pk_job) INTO ended FROM counted AS c WHERE c.done;
@@ -120,12 +121,12 @@ BEGIN
                                   WHERE NOT EXISTS (SELECT FROM rota.job j WHERE j.pk_job = b)));
 END $$;
 
--- The only way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
--- these end states; the others are left alone. A job of several layers is checked under its lock: of two transactions
--- that end its last layers concurrently, the second sees both.
-CREATE OR REPLACE FUNCTION rota.jobs_finish(jobs uuid[], because text DEFAULT NULL)
+-- The rows of `jobs_finish`. They are found by arrays of ids, as in `jobs_succeed`.
+CREATE OR REPLACE FUNCTION rota.jobs_move_finished(jobs uuid[], because text)
 RETURNS SETOF rota.job_ended
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+SET enable_nestloop = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
 BEGIN
   PERFORM FROM rota.job j WHERE j.pk_job = ANY (jobs) AND j.int_layers > 1 ORDER BY j.pk_job FOR UPDATE;
   RETURN QUERY
@@ -133,10 +134,10 @@ BEGIN
     DELETE FROM rota.job j
     WHERE j.pk_job = ANY (jobs) AND (j.int_layers = 1 OR NOT EXISTS (
       SELECT FROM rota.layer l WHERE l.pk_job = j.pk_job
-        AND l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied < l.frames))
+        AND l.succeeded + l.quarantined + l.failed + l.timed_out + l.cancelled + l.denied < l.frames OFFSET 0))
     RETURNING j.*
   ), gone AS (
-    DELETE FROM rota.layer l USING ended e WHERE l.pk_job = e.pk_job RETURNING l.*
+    DELETE FROM rota.layer l WHERE l.pk_job = ANY (ARRAY(SELECT e.pk_job FROM ended e)) RETURNING l.*
   ), told AS (
     SELECT g.pk_job, array_agg(g::rota.layer ORDER BY g.number) AS layers,
       CASE WHEN sum(g.denied) > 0 THEN 'DENIED' WHEN sum(g.cancelled) > 0 THEN 'CANCELLED'
@@ -154,6 +155,16 @@ BEGIN
          t.layers, e.word
   FROM ended e JOIN told t ON t.pk_job = e.pk_job
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
+END $$;
+
+-- The only way in which a job ends. Those of `jobs` all of whose frames have ended move to job_done, in the worst of
+-- these end states; the others are left alone. A job of several layers is checked under its lock: of two transactions
+-- that end its last layers concurrently, the second sees both.
+CREATE OR REPLACE FUNCTION rota.jobs_finish(jobs uuid[], because text DEFAULT NULL)
+RETURNS SETOF rota.job_ended
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY SELECT * FROM rota.jobs_move_finished(jobs, because);
   -- Check whole tables first, since usually no job waits for another.
   IF EXISTS (SELECT FROM rota.approval WHERE state = 'pending') THEN
     PERFORM rota.approvals_close('job', ARRAY(SELECT b::text FROM unnest(jobs) AS b
@@ -170,7 +181,9 @@ END $$;
 CREATE OR REPLACE FUNCTION rota.jobs_succeed(layers uuid[], numbers integer[])
 RETURNS SETOF rota.job_ended
 LANGUAGE plpgsql
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+-- Rows are found by arrays of ids and in subqueries that cannot be pulled up (OFFSET 0): a join could begin with all
+-- jobs, if the plan was made while the table was almost empty.
+SET enable_nestloop = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -181,21 +194,24 @@ BEGIN
   RETURN QUERY
   WITH whole AS (
     DELETE FROM rota.layer l
-    USING (SELECT u.layer, u.n FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n > 0 ORDER BY 1) AS d, rota.job j
-    WHERE l.pk_layer = d.layer AND l.frames = d.n AND j.pk_job = l.pk_job AND j.int_layers = 1
+    WHERE l.pk_layer = ANY (ARRAY(
+      SELECT u.layer FROM unnest(layers, numbers) AS u (layer, n)
+      WHERE u.n > 0 AND EXISTS (
+        SELECT FROM rota.layer f WHERE f.pk_layer = u.layer AND f.frames = u.n AND EXISTS (
+          SELECT FROM rota.job j WHERE j.pk_job = f.pk_job AND j.int_layers = 1 OFFSET 0) OFFSET 0)))
     RETURNING l.*
   ), ended AS (
-    DELETE FROM rota.job j USING whole w WHERE j.pk_job = w.pk_job
-    RETURNING j.*, ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
-                       w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
-                       w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer AS layer
+    DELETE FROM rota.job j WHERE j.pk_job = ANY (ARRAY(SELECT w.pk_job FROM whole w)) RETURNING j.*
   )
   INSERT INTO rota.job_done AS d
   SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
          e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
-         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END, ARRAY[e.layer],
+         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END,
+         ARRAY[ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
+                   w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
+                   w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer],
          e.word
-  FROM ended e
+  FROM ended e JOIN whole w ON w.pk_job = e.pk_job
   RETURNING d.pk_job, d.pk_show, d.topic, d.state, d.workflow_id;
 END $$;
 
