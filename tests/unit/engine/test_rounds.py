@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_queues import GUESS_FRAMES, PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.rounds import RoundPlanner
 from rota.placement import requirements_of
 from tests.support.placement import Fleet, id_of, pool, routes
@@ -23,9 +23,9 @@ class Rounds:
             self.fleet.beat(name, pool=where, slots=SLOTS, cores=100 * SLOTS)
         self.under_way = []
 
-    def queue(self, show, frames, topic="t", priority=5):
-        key = QueueKey(f"{show}/{topic}", id_of(show), UUID(int=1), UUID(int=2), requirements_of(topic))
-        return self.queues.add(PendingQueue(key, priority, [1], waiting=frames, counted=True))
+    def queue(self, show, frames, topic="t", priority=5, *, counted=True, name="q"):
+        key = QueueKey(f"{show}/{topic}/{name}", id_of(show), UUID(int=1), UUID(int=2), requirements_of(topic))
+        return self.queues.add(PendingQueue(key, priority, [1], waiting=frames, counted=counted))
 
     def turn(self):
         """Plan all rounds that may begin now, and claim their frames; returns the frames of each."""
@@ -96,3 +96,32 @@ def test_round_does_not_wait_for_rounds_in_other_pools(rounds):
     rounds.turn()
     rounds.queue("short", frames=500)
     assert rounds.turn() == [SLOTS]
+
+
+def test_queues_that_are_not_counted_yet_share_a_round(rounds):
+    queues = [rounds.queue("film", frames=1, name=str(number), counted=False) for number in range(10)]
+    order = rounds.queues.order()
+    found = rounds.planner.plan_round(next(iter(order)), order)
+    assert {part.pending.key.queue for part in found.parts} == {each.key.queue for each in queues}
+
+
+def test_queue_that_had_more_than_was_tried_gets_more_in_the_next_round(rounds):
+    large = rounds.queue("film", frames=1, name="large", counted=False, priority=8)
+    rounds.queue("film", frames=1, name="small", counted=False)
+    planned = []
+    for _ in range(2):
+        order = rounds.queues.order()
+        found = rounds.planner.plan_round(next(iter(order)), order)
+        planned.append(found.parts[0].plan.planned)
+        for part in found.parts:
+            part.pending.busy = False
+            rounds.fleet.registry.unreserve(part.reservation)
+        rounds.queues.frames_claimed(large, planned[-1], planned[-1], large.arrivals, ended=False)
+    assert planned == [8, 64]
+
+
+def test_frames_of_queues_that_were_counted_say_nothing_about_what_comes_later(rounds):
+    pending = rounds.queue("film", frames=2)
+    for _ in range(2):
+        rounds.queues.frames_claimed(pending, 1, 1, pending.arrivals, ended=True)
+    assert pending.guess == GUESS_FRAMES

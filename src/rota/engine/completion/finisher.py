@@ -537,12 +537,12 @@ def _by_worker(tokens: Iterable[tuple[UUID, int]]) -> dict[UUID, list[TokenRange
 
 def _free_by_worker(runs: SucceededFrames, result: CompletionResult) -> None:
     """Each of the released tokens is booked on the worker that reported it."""
-    released = [token for deleted in result.released.values() for token in deleted.tokens()]
-    if len(runs) == 1:
-        result.freed = {worker: to_ranges(released) for worker in runs}
+    if sum(map(count_tokens, runs.values())) == sum(deleted.frames for deleted in result.released.values()):
+        result.freed = {worker: list(ranges) for worker, ranges in runs.items()}
         return
-    worker_of = {token: worker for worker, ranges in runs.items() for token in iterate_tokens(ranges)}
-    result.freed = _by_worker((worker_of[token], token) for token in released)
+    released = {token for deleted in result.released.values() for token in deleted.tokens()}
+    freed = {worker: released.intersection(iterate_tokens(ranges)) for worker, ranges in runs.items()}
+    result.freed = {worker: to_ranges(tokens) for worker, tokens in freed.items() if tokens}
 
 
 def _read_success_rows(rows: Sequence[Record], result: CompletionResult) -> None:

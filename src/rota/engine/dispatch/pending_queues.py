@@ -50,6 +50,7 @@ SAME_ARRIVAL_S: Final = 0.001
 """Times of arrival that differ by less are the same: they are computed from ages."""
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
+GUESS_FRAMES: Final = 8
 ENTRIES_MAX: Final = 10_000
 
 NOTHING: Final[Mapping[PoolId, Usage]] = {}
@@ -99,6 +100,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     """How often limits, workers or routes have changed so far."""
     alone: bool = False
     """Its last round failed, perhaps because of one of its frames: until a round succeeds it shares none."""
+    guess: int = GUESS_FRAMES
+    """How many frames it is expected to have at least while it is not counted."""
 
     @property
     def claimable(self) -> int:
@@ -107,6 +110,10 @@ class PendingQueue(msgspec.Struct, eq=False):
     def frames_claimable(self, most: int) -> int:
         """How many frames it may have, if it gets `most`: until it is counted it may have any number."""
         return min(most, self.claimable) if self.counted else most
+
+    def frames_expected(self, most: int) -> int:
+        """The same for a round that serves other queues, too: of a queue that is not counted it tries a few."""
+        return min(most, self.claimable if self.counted else self.guess)
 
 
 class BookingMoment(NamedTuple):
@@ -473,8 +480,11 @@ class PendingQueues:
         if pending.arrivals != arrivals:
             pending.counted = False
         if got == asked:
+            if got >= pending.guess:
+                pending.guess = min(BATCH_FRAMES_MAX, pending.guess * GUESS_FRAMES)
             pending.waiting = max(pending.waiting - got, pending.parked + (0 if pending.counted else 1))
         elif ended:
+            pending.guess = GUESS_FRAMES
             pending.waiting = pending.parked + pending.arrivals - arrivals
         if pending.waiting > pending.parked:
             self._groups.changed(pending)  # it may have seemed to be empty meanwhile

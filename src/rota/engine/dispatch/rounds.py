@@ -82,7 +82,9 @@ class RoundPlanner:
             return None
         followers = (each for each in order.followers() if not each.alone)
         following = None if pending.alone else next(followers, None)
-        part = self._plan_part(pending, pending.frames_claimable(most))
+        part = self._plan_part(
+            pending, pending.frames_claimable(most) if following is None else pending.frames_expected(most)
+        )
         if part is None:
             return None
         parts, lanes = [part], len(pending.lanes)
@@ -91,7 +93,7 @@ class RoundPlanner:
             lanes += len(follower.lanes)
             if left <= 0 or lanes > LANES_MAX or misses == MISSES_MAX:
                 break
-            part = self._plan_part(follower, follower.frames_claimable(left))
+            part = self._plan_part(follower, follower.frames_expected(left))
             if part is not None:
                 parts.append(part)
                 left -= part.plan.planned
