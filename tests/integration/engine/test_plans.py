@@ -42,7 +42,8 @@ COPY_ENDS = sql(
 )
 ENDS = {
     "without a value": "SELECT count(*) FROM rota.jobs_succeed($1::uuid[], $2::integer[])",
-    "with a value": "SELECT count(*) FROM rota.jobs_finish(rota.layers_count($1::uuid[], $2::integer[], 'SUCCEEDED', 0))",
+    "with a value": """SELECT count(*) FROM rota.jobs_finish(
+                         rota.layers_count($1::uuid[], $2::integer[], 'SUCCEEDED', 0))""",
 }
 FIRST_LAYERS = "SELECT array_agg(pk_layer) FROM (SELECT pk_layer FROM rota.layer LIMIT 10) AS l"
 READ_HERE = """SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::integer FROM pg_stat_xact_user_tables
