@@ -138,6 +138,17 @@ async def test_relay_finds_messages_without_a_notification(database, bus):
         await until(running.drained.is_set)
 
 
+async def test_idle_relay_polls_without_a_transaction(database, bus, monkeypatch):
+    begun, transaction = [], database.transaction
+    monkeypatch.setattr(database, "transaction", lambda *args, **more: begun.append(args) or transaction(*args, **more))
+    async with RunningRelay(database, bus, poll_s=0.01) as running:
+        await until(running.drained.is_set)
+        begun.clear()
+        passes = running._passes
+        await until(lambda: running._passes >= passes + 5, what="five polls")
+    assert not begun
+
+
 async def test_transaction_sends_one_notification(database):
     async with database.listen(outbox.CHANNEL) as notifications:
         async with database.transaction() as transaction:

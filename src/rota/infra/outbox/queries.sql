@@ -48,6 +48,10 @@ JOIN rota.outbox o ON o.id = m.id
 WHERE m.bytes_before < $3::bigint
 ORDER BY o.id
 
+-- name: has_messages
+-- Whether there are messages after $1, locked or not.
+SELECT EXISTS (SELECT FROM rota.outbox WHERE id > $1::bigint)
+
 -- name: depth
 -- Number of waiting messages (capped at $1), age of the first one, and number of parked messages.
 SELECT

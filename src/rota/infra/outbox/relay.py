@@ -2,8 +2,9 @@
 
     claim (lock) ─► publish the batch ─► delete the confirmed ─► COMMIT
 
-One pass is one transaction, open no longer than a publish may take; none starts while NATS is disconnected. Any number
-of relays may run, in one process or in several: each skips rows locked by another.
+One pass is one transaction, open no longer than a publish may take; none starts while NATS is disconnected. Without a
+notification a pass looks first, with one read, whether there is a message. Any number of relays may run, in one process
+or in several: each skips rows locked by another.
 
 Crash cases:
 - after the claim: the locks end with the transaction, and another relay claims the rows;
@@ -48,6 +49,7 @@ DEPTH = metrics.gauge("rota_outbox_depth", "Messages waiting in the outbox; coun
 OLDEST_AGE = metrics.gauge("rota_outbox_oldest_age_seconds", "Age of the first message in the outbox.")
 PARKED = metrics.gauge("rota_outbox_parked", "Messages parked because they can never be published.")
 
+HAS_MESSAGES = query(__package__, "has_messages")
 CLAIM = query(__package__, "claim")
 REMOVE = query(__package__, "remove")
 PARK = query(__package__, "park")
@@ -121,6 +123,8 @@ class OutboxRelay:
         self._skipped_until = 0
         """Id after which the next pass starts: skipped messages lie before it. 0 when none was skipped."""
         self._retried_until = 0
+        self._notified = True
+        """Messages were announced since the last wait, or found."""
         self._passes = 0
         self._failures = 0
 
@@ -149,6 +153,9 @@ class OutboxRelay:
     async def _relay_batch(self) -> RelayCounts:
         """Publish the next messages and delete the confirmed ones, in one transaction."""
         after = self._next_start()
+        if not self._notified and not await self._database.value(HAS_MESSAGES, after):
+            return self._wrap_around(after)
+        self._notified = True
         async with self._database.transaction() as transaction:
             rows = await transaction.rows(CLAIM, after, self._batch, BATCH_BYTES_MAX, self._idle_limit_ms())
             if not rows:
@@ -203,13 +210,15 @@ class OutboxRelay:
 
     async def _wait_for_messages(self, lifecycle: Lifecycle, notifications: Notifications) -> None:
         """Wait for a commit of messages, or `poll_s`, because a notification is only a hint."""
-        waits = {asyncio.create_task(notifications.next(self._poll_s)), asyncio.create_task(lifecycle.until_draining())}
+        message = asyncio.create_task(notifications.next(self._poll_s))
+        waits = {message, asyncio.create_task(lifecycle.until_draining())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
+        self._notified = not message.cancelled() and message.result() is not None
         while await notifications.next(0) is not None:
             pass  # one pass covers all pending notifications
 
