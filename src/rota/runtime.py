@@ -120,6 +120,8 @@ class Replica:
         self.urls = urls
         self.database, self.redis, self.bus = database, redis, bus = backends.database, backends.redis, backends.bus
         self.accounting, self.queue = backends.accounting, backends.queue
+        self.leases = backends.leases
+        """One for all services, so that their leases are renewed in one statement."""
         self.agents = agents
         self.kernel = kernel
         self.engine = Engine(settings, backends, kernel, build_output_checks(settings, kernel, redis))
@@ -134,7 +136,7 @@ class Replica:
         self.supervisor.add(
             self.listener.service,
             Service("outbox_relay", OutboxRelay(database, bus).run),
-            Service("books", AccountingMaintenance(self.accounting, Leases(database), settings.accounting).run),
+            Service("books", AccountingMaintenance(self.accounting, self.leases, settings.accounting).run),
             Service("queue", self._queue_maintenance().run),
             *(kernel.services(database) if isinstance(kernel, PolicyKernel) else ()),
             *self.engine.services(),
@@ -174,14 +176,13 @@ class Replica:
 
     def _queue_maintenance(self) -> QueueMaintenance:
         intervals = MaintenanceIntervals(failed_retention_s=self.settings.retention.failed_frames)
-        return QueueMaintenance(self.queue, Leases(self.database), self.accounting.bar_unbooked, intervals)
+        return QueueMaintenance(self.queue, self.leases, self.accounting.bar_unbooked, intervals)
 
     def _build_agents(self, client: Redis) -> AgentScheduler:
         """Agents that submit a job, which need no user code."""
-        leases = Leases(self.database)
-        loader = job_agents_loader(AgentRepository(self.database, leases.owner), self.engine.submitter)
+        loader = job_agents_loader(AgentRepository(self.database, self.leases.owner), self.engine.submitter)
         publish_event = self.engine.event_publisher.emit
-        membership = AgentMembership(leases, crowd="servers")
+        membership = AgentMembership(self.leases, crowd="servers")
         return AgentScheduler(self.settings, self.database, client, loader, membership, publish_event)
 
     def _build_mirrors(self) -> MirrorPublisher:
@@ -207,9 +208,9 @@ class Replica:
         """The Redis mirror, and the reconciler that repairs stuck runs."""
         executor, settings = self.workflows.advancer, self.settings
         poller = MirrorReconciler(
-            Leases(self.database), mirror.timers, mirror.sagas, executor.advancing.sagas, settings.workflow.delay
+            self.leases, mirror.timers, mirror.sagas, executor.advancing.sagas, settings.workflow.delay
         )
-        reconciler = WorkflowReconciler(Leases(self.database), executor, settings.retention)
+        reconciler = WorkflowReconciler(self.leases, executor, settings.retention)
         return (
             Service("workflow_mirror", mirror.run),
             Service("workflow_poller", poller.run),

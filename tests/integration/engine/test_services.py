@@ -200,3 +200,18 @@ async def test_caps_of_an_ended_job_are_deleted_from_postgres_and_redis(cluster)
         name async for name, _ in live_reader.scan_hash(live.client, limits)
     ]
     assert not [line for line in (await audit(cluster.accounting, show)).lines if line.problem]
+
+
+RENEWED = sql("""
+SELECT count(*) AS held, count(DISTINCT l.xmin::text) AS statements FROM rota.lease l
+WHERE l.name IN ('accounting', 'queue:upkeep', 'rota:reconciler:default') AND l.expires_at > clock_timestamp()""")
+
+
+async def test_leases_of_one_replica_are_renewed_in_one_statement(cluster):
+    """Each renewal is a commit, and most services have a lease: an idle server would commit several times a second."""
+
+    async def renewed_together():
+        row = await cluster.database.row(RENEWED)
+        return (row["held"], row["statements"]) == (3, 1)
+
+    await until(renewed_together, what="one transaction that renews all of them")
