@@ -30,6 +30,13 @@ SELECT pk_job, pk_show, topic FROM rota.jobs_mark_booked()
 -- Set jobs back to SCHEDULED that have no booked frame, now and before ($1); returns all without one.
 SELECT pk_job, pk_show, topic FROM rota.jobs_reschedule($1::uuid[])
 
+-- name: pending_work
+-- Whether jobs are overdue or being terminated, and whether frames are booked or jobs under way.
+SELECT EXISTS (SELECT FROM rota.job WHERE ts_deadline <= now())
+         OR EXISTS (SELECT FROM rota.job WHERE ts_wait_until <= now())
+         OR EXISTS (SELECT FROM rota.job WHERE ends_as IS NOT NULL) AS overdue,
+       EXISTS (SELECT FROM rota.job WHERE state IN ('DISPATCHED', 'RUNNING')) OR EXISTS (SELECT FROM rota.proc) AS active
+
 -- name: procs_all
 -- Procs after token $1, a page of $2: the age of the booking, and whether its job has ended meanwhile.
 SELECT p.token, p.pk_host, p.pk_job, extract(epoch FROM clock_timestamp() - p.ts_booked)::float8 AS age_s, l.pk_layer IS NULL AS ended, l.work

@@ -9,6 +9,9 @@ Every step starts from the state in PostgreSQL, changes it through the same fenc
 - from then on PostgreSQL has the decision: the worker's procs end as lost, the next pass finds later bookings on it,
   and its reports are refused. The worker learns of it, stops its frames and registers again under a new id.
 
+Most ticks find nothing. So a tick asks with one statement what there is to do, and workers are read only every
+`WORKERS_READ_INTERVAL_S` while all of them are heard.
+
 A pass is bounded: at most `max_iterations_per_tick` batches of `reconciler.batch_size`. A job whose
 transaction keeps failing does not block others: after `max_retries_per_job` retries it is skipped for `poll_interval`.
 
@@ -24,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -68,6 +71,7 @@ ORPHANED_PROCS = query(__package__, "procs_orphaned")
 ALL_PROCS = query(__package__, "procs_all")
 ENDING_JOBS = query(__package__, "jobs_ending")
 OVERDUE_JOBS = query(__package__, "jobs_overdue")
+PENDING_WORK = query(__package__, "pending_work")
 RELEASE_MISSED_DEPENDENTS = query(__package__, "jobs_forgotten")
 MARK_BOOKED = query(__package__, "jobs_mark_booked")
 RESCHEDULE = query(__package__, "jobs_reschedule")
@@ -80,6 +84,8 @@ TICK_INTERVAL_S: Final = 0.5
 OVERDUE_MARGIN_S: Final = 0.5
 """A heartbeat is overdue this long after its interval."""
 ASKED_AT_ONCE_MAX: Final = 1000
+WORKERS_READ_INTERVAL_S: Final = 2.0
+"""Workers are read this often while all are heard; one whose heartbeat is overdue, or unknown, at every tick."""
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 10.0
 """Limit for the first heartbeat: after registration, and after this replica began to listen. NATS clients reconnect
 within 5 s."""
@@ -114,6 +120,16 @@ class HeartbeatSnapshot:
         return at >= 0 and token < self._held[at][0] + self._held[at][1]
 
 
+class PendingWork(NamedTuple):
+    """What there is to do, as of `read_at_s`."""
+
+    overdue: bool
+    """Jobs are past their deadline or max_wait, or are being terminated."""
+    active: bool
+    """Frames are booked, or jobs are DISPATCHED or RUNNING."""
+    read_at_s: float
+
+
 class EngineReconciler(LeaderLoop):
     def __init__(
         self,
@@ -143,30 +159,56 @@ class EngineReconciler(LeaderLoop):
         self._idle_jobs: list[UUID] = []
         self._asked: dict[UUID, float] = {}
         """Overdue workers, and when they were first asked for a heartbeat."""
+        self._heartbeats_s: dict[UUID, float] = {}
+        """Workers that were up when they were read, and the intervals of their heartbeats."""
+        self._workers_read_at = float("-inf")
+        self._pending_work: PendingWork | None = None
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
         self._elected_at = self._clock.monotonic()
+        self._workers_read_at = float("-inf")
         self._orphans_until = self._elected_at + 2 * ALLOCATION_CHECK_INTERVAL_S
         self._draining = {worker.id for worker in self.registry.workers.values() if worker.draining}
         return [
             LeaderStep("report_draining", TICK_INTERVAL_S, self._report_draining),
-            LeaderStep("expire_silent_workers", TICK_INTERVAL_S, partial(self.expire_silent_workers, lease)),
+            LeaderStep("expire_silent_workers", TICK_INTERVAL_S, partial(self._expire_if_overdue, lease)),
             LeaderStep("requeue_recent_orphans", TICK_INTERVAL_S, self._requeue_recent_orphans),
             LeaderStep("broadcast_liveness", BROADCAST_INTERVAL_S, self._broadcast_liveness),
             LeaderStep("reconcile_allocations", ALLOCATION_CHECK_INTERVAL_S, self.reconcile_allocations),
             LeaderStep("requeue_orphans", ALLOCATION_CHECK_INTERVAL_S, self.requeue_orphans),
             LeaderStep("release_missed_dependents", ALLOCATION_CHECK_INTERVAL_S, self.release_missed_dependents),
-            LeaderStep("end_overdue", TICK_INTERVAL_S, self.end_overdue),
-            LeaderStep("reschedule_idle_jobs", RESCHEDULE_AFTER_S, self.reschedule_idle_jobs),
-            LeaderStep("mark_booked_jobs", RESCHEDULE_AFTER_S, self.mark_booked_jobs),
+            LeaderStep("end_overdue", TICK_INTERVAL_S, self._end_if_overdue),
+            LeaderStep("reschedule_idle_jobs", RESCHEDULE_AFTER_S, self._reschedule_if_active),
+            LeaderStep("mark_booked_jobs", RESCHEDULE_AFTER_S, self._mark_if_active),
         ]
 
     def on_step_failed(self, step: str, error: Exception) -> None:
         log.info("reconcile_deferred", step=step, reason=str(error))
 
+    async def _expire_if_overdue(self, lease: Lease) -> None:
+        if self._all_heard():
+            self._asked.clear()
+        else:
+            await self.expire_silent_workers(lease)
+
+    def _all_heard(self) -> bool:
+        """Whether the workers that are up were read lately, and no heartbeat is overdue."""
+        now, known = self._clock.monotonic(), self.registry.workers
+        if now - self._workers_read_at >= WORKERS_READ_INTERVAL_S or not known.keys() <= self._heartbeats_s.keys():
+            return False
+        return all(
+            (worker := known.get(each)) is not None
+            and worker.confirmed
+            and now - worker.last_heartbeat_at <= heartbeat_s + OVERDUE_MARGIN_S
+            for each, heartbeat_s in self._heartbeats_s.items()
+        )
+
     async def expire_silent_workers(self, lease: Lease) -> list[UUID]:
         """Declare workers lost whose heartbeats stopped; returns them."""
+        began_at = self._clock.monotonic()
         rows = await self.database.rows(LIVE_WORKERS)
+        self._heartbeats_s = {row["pk_host"]: row["heartbeat_s"] for row in rows}
+        self._workers_read_at = began_at
         silent = [row for row in rows if self._is_silent(row["pk_host"], row["age_s"], row["heartbeat_s"])]
         await self._ask_overdue({row["pk_host"]: row["heartbeat_s"] for row in rows if row not in silent})
         if not silent:
@@ -257,6 +299,29 @@ class EngineReconciler(LeaderLoop):
             if len(rows) < BATCH:
                 break
         return rescued
+
+    async def _read_pending_work(self) -> PendingWork:
+        """What one statement tells the steps of a tick."""
+        now, known = self._clock.monotonic(), self._pending_work
+        if known is None or now - known.read_at_s >= TICK_INTERVAL_S / 2:
+            row = await self.database.row(PENDING_WORK)
+            assert row is not None
+            known = self._pending_work = PendingWork(row["overdue"], row["active"], now)
+        return known
+
+    async def _end_if_overdue(self) -> None:
+        if (await self._read_pending_work()).overdue:
+            await self.end_overdue()
+
+    async def _reschedule_if_active(self) -> None:
+        if (await self._read_pending_work()).active:
+            await self.reschedule_idle_jobs()
+        else:
+            self._idle_jobs = []
+
+    async def _mark_if_active(self) -> None:
+        if (await self._read_pending_work()).active:
+            await self.mark_booked_jobs()
 
     async def reschedule_idle_jobs(self) -> None:
         """Set jobs back to SCHEDULED that had no booked frame at the last call either: all their frames wait."""

@@ -2,6 +2,7 @@
 one list."""
 
 import json
+from contextvars import ContextVar
 from itertools import pairwise
 
 import asyncpg
@@ -10,12 +11,14 @@ import pytest
 from rota import LayerSpec, Submission
 from rota.engine.completion.job_ends import END_AS
 from rota.engine.queries.jobs import JobFilter
+from rota.engine.recovery import reconciler
 from rota.engine.submission.submitter import Submitter
 from rota.infra.postgres import query
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import RetrySpec
 from rota.model.reasons import Reason
 from tests.support.jobs import NO_EVENTS, a_show, task
+from tests.support.leader_steps import run_steps
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
@@ -48,6 +51,33 @@ async def in_state(farm, job, state):
         return [entry[0] for entry in json.loads(row["history"])] if row and row["state"] == state else None
 
     return await until(entries, what=f"the state {state} of job {job}")
+
+
+counting: ContextVar[bool] = ContextVar("counting", default=False)
+"""Set in the task of a test, and not in those of its servers."""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_tick_of_an_idle_farm_is_one_statement(farm, monkeypatch, waits):
+    if waits:
+        await farm.submit("noop")  # there is no worker
+    statements = []
+    counting.set(True)
+
+    def counted(read):
+        async def fetch(query, *args):
+            if counting.get():
+                statements.append(query.name)
+            return await read(query, *args)
+
+        return fetch
+
+    for name in ("row", "rows", "value", "run"):
+        monkeypatch.setattr(farm.database, name, counted(getattr(farm.database, name)))
+    recovery = farm.replica.engine.recovery
+    recovery._pending_work = None
+    await run_steps(recovery, None, "end_overdue", "reschedule_idle_jobs", "mark_booked_jobs")
+    assert statements == [reconciler.PENDING_WORK.name]
 
 
 async def test_job_is_running_until_its_last_booked_frame_has_ended_and_then_scheduled_until_its_retry(farm):

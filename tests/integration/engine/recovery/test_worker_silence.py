@@ -101,6 +101,40 @@ async def test_worker_whose_heartbeat_was_lost_sends_another_one_when_asked(farm
     assert await farm.ended(job) == "SUCCEEDED"
 
 
+async def test_workers_are_read_at_every_tick_only_while_one_is_overdue_or_unknown(farm):
+    await running_frame(farm)
+    recovery, registry = farm.replica.engine.recovery, farm.replica.engine.registry
+    [worker] = registry.workers.values()
+    await until(lambda: worker.confirmed, what="the first heartbeat")
+    heard(farm.replica, 1.0)
+    await recovery.expire_silent_workers(None)
+    assert recovery._all_heard()
+    heard(farm.replica, 20.6)
+    assert not recovery._all_heard(), "its heartbeat is overdue"
+    heard(farm.replica, 1.0)
+    worker.confirmed = False
+    assert not recovery._all_heard(), "it was not heard yet"
+    worker.confirmed = True
+    del recovery._heartbeats_s[worker.id]
+    assert not recovery._all_heard(), "it is new"
+    await recovery.expire_silent_workers(None)
+    recovery._workers_read_at -= reconciler.WORKERS_READ_INTERVAL_S
+    assert not recovery._all_heard(), "another one may be new"
+
+
+async def test_worker_that_was_asked_and_heard_is_asked_again_in_its_next_silence(farm):
+    """Or its silence would never count: it is evidence only if it was asked after its last heartbeat."""
+    await running_frame(farm)
+    recovery = farm.replica.engine.recovery
+    [worker] = farm.replica.engine.registry.workers.values()
+    await until(lambda: worker.confirmed, what="the first heartbeat")
+    await recovery.expire_silent_workers(None)
+    recovery._asked = {worker.id: recovery._clock.monotonic()}
+    heard(farm.replica, 0.0)
+    await recovery._expire_if_overdue(None)
+    assert not recovery._asked
+
+
 @pytest.mark.parametrize("seconds_ago", [4.0, 34.0])
 async def test_heartbeat_interval_of_20_s_allows_a_silence_of_35_s(farm, seconds_ago):
     await running_frame(farm)
