@@ -16,12 +16,11 @@ count once a dispatcher knows of the limit, or once they are observed running.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rota.infra.postgres import Database, query
 from rota.model.ids import JobId, ShowId
 
-LIMITED_SHOWS = query(__package__, "tenant_limited")
 ADMIT_JOBS = query(__package__, "tenant_let_in")
 CLEAR_REASONS = query(__package__, "tenant_limit_passed")
 
@@ -33,8 +32,9 @@ class ConcurrencyLimiter:
         """Shows with a limit, as of the last refresh."""
         self._slot_freed = False
 
-    async def refresh(self) -> None:
-        self.limited = frozenset(ShowId(row["pk_show"]) for row in await self.database.rows(LIMITED_SHOWS))
+    async def refresh(self, limited: Iterable[ShowId]) -> None:
+        """These shows have a limit, as PostgreSQL has it."""
+        self.limited = frozenset(limited)
         if self.limited:
             await self.database.run(CLEAR_REASONS)
 

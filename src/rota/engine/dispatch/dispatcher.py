@@ -471,12 +471,15 @@ class Dispatcher:
         """Read what waits, `always` or if it has changed, and what limits it. Returns whether it was read."""
         try:
             read = await self.reader.refresh_all(always=always)
-            if self.pending_queues.entries:
+            limits = await self.reader.read_limits()
+            if not limits.minimums:
+                self.pending_queues.set_minimums({}, {})
+            elif self.pending_queues.entries:
                 await self.reader.refresh_minimums()
             waiting.set_waiting_frames(self.pending_queues.frames_by_reason())
-            await self.concurrency_limiter.refresh()
-            # Always: the pending queues do not include lanes in which every frame is parked.
-            await self.parked_jobs.refresh()
+            await self.concurrency_limiter.refresh(limits.limited)
+            if limits.parked:  # whatever waits: the pending queues do not include lanes in which all frames are parked
+                await self.parked_jobs.refresh()
         except PostgresUnavailable as error:
             log.warning("pending_queues_refresh_failed", reason=error.sentence)
             return False

@@ -23,6 +23,7 @@ from rota.queue import ClaimableLane, Queue
 
 CLASSES = query(__package__, "queue_classes")
 SHARES = query(__package__, "shares")
+WAITING_LIMITS = query(__package__, "waiting_limits")
 MINIMUMS = query(__package__, "minimums")
 
 POLL_INTERVAL_S: Final = 1.0
@@ -30,6 +31,17 @@ POLL_MAX_AGE_S: Final = 60.0
 """Everything is read again after this, whatever has changed."""
 HEADS_MAX_AGE_S: Final = 600.0
 """Should a notification be missed, the age is read again after this."""
+
+
+class WaitingLimits(NamedTuple):
+    """What limits or orders waiting frames, other than quota."""
+
+    limited: frozenset[ShowId]
+    """Shows with a limit on concurrent jobs."""
+    parked: bool
+    """Frames are parked."""
+    minimums: bool
+    """Folders or departments have a minimum."""
 
 
 class _AllRead(NamedTuple):
@@ -96,6 +108,12 @@ class PendingReader:
         if queues is None:
             self._heads = {lane: self._heads[lane] for lane in ages}
         self.pending_queues.set_counts(found, self._keys, ages, arrivals, queues)
+
+    async def read_limits(self) -> WaitingLimits:
+        """One statement for what most installations do not use."""
+        row = await self.database.row(WAITING_LIMITS)
+        assert row is not None
+        return WaitingLimits(frozenset(map(ShowId, row["limited"])), row["parked"], row["minimums"])
 
     async def refresh_minimums(self) -> None:
         least: dict[MinimumKey, Usage] = {}

@@ -9,13 +9,6 @@ FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY 
 -- Those of the jobs $2 of show $1, in the given order, that may run.
 SELECT rota.jobs_let_in($1::uuid, $2::uuid[])
 
--- name: tenant_limited
--- Shows with a limit on concurrent jobs, of their own or from the policy decision of one of their jobs.
-SELECT pk_show FROM rota.show WHERE int_max_jobs >= 0
-UNION SELECT pk_show FROM rota.job WHERE reason = 'tenant_limit'
-UNION SELECT s.pk_show FROM rota.job_slot s
-JOIN rota.job j ON j.pk_job = s.pk_job JOIN rota.policy_word w ON w.word = j.word AND w.jobs_max IS NOT NULL
-
 -- name: tenant_limit_passed
 -- Removes the reason tenant_limit from jobs whose frames are no longer parked: what keeps them waiting is something else.
 -- A reason younger than a second is kept, because its frames are parked right after it is written.
@@ -66,6 +59,19 @@ SELECT s.pk_show, s.pk_alloc, s.int_size AS size, coalesce(p.cores, 0)::bigint A
 FROM rota.subscription s
 LEFT JOIN (SELECT pk_show, pk_alloc, sum(int_cores_reserved) AS cores FROM rota.proc GROUP BY 1, 2) AS p
   ON p.pk_show = s.pk_show AND p.pk_alloc = s.pk_alloc
+
+-- name: waiting_limits
+-- Shows with a limit on concurrent jobs, of their own or from the policy decision of one of their jobs; whether frames
+-- are parked, and whether there are minimums.
+SELECT ARRAY(
+         SELECT pk_show FROM rota.show WHERE int_max_jobs >= 0
+         UNION SELECT pk_show FROM rota.job WHERE reason = 'tenant_limit'
+         UNION SELECT s.pk_show FROM rota.job_slot s
+         JOIN rota.job j ON j.pk_job = s.pk_job JOIN rota.policy_word w ON w.word = j.word AND w.jobs_max IS NOT NULL
+       ) AS limited,
+       EXISTS (SELECT FROM rota.queue_returned WHERE parked_job IS NOT NULL) AS parked,
+       EXISTS (SELECT FROM rota.folder_resource WHERE int_min_cores > 0 OR int_min_gpus > 0)
+         OR EXISTS (SELECT FROM rota.point WHERE int_min_cores > 0 OR int_min_gpus > 0) AS minimums
 
 -- name: minimums
 -- Minimums of folders and departments, and what is in use of each.

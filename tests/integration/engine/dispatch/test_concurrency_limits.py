@@ -7,6 +7,7 @@ import pytest
 
 from rota.accounting.admin import QuotaAdmin
 from rota.engine.dispatch.concurrency_limits import ADMIT_JOBS, ConcurrencyLimiter
+from rota.engine.dispatch.pending_reader import PendingReader
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import InvalidInput
 from rota.model.job_states import JobState
@@ -241,10 +242,11 @@ async def test_job_with_a_booking_keeps_its_slot_at_any_age(limiter, database):
 
 
 async def test_only_shows_with_a_limit_are_checked(limiter, database):
-    await limiter.refresh()
+    reader = PendingReader(None, database, None, None)
+    await limiter.refresh((await reader.read_limits()).limited)
     assert limiter.limited == frozenset()
     show = await show_with(database, 0)
-    await limiter.refresh()
+    await limiter.refresh((await reader.read_limits()).limited)
     assert limiter.limited == {show}
     await show_with(database, -1)
     jobs = await submitted(database, 3)

@@ -1,15 +1,20 @@
 """Ages of queues are read when something has changed in them."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from rota.accounting.admin import QuotaAdmin
+from rota.accounting.resources import CapsUpdate
 from rota.engine.dispatch.pending_queues import PendingQueues
 from rota.engine.dispatch.pending_reader import POLL_MAX_AGE_S, PendingReader
 from rota.infra.clock import SystemClock
 from rota.queue import Queue
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
+from tests.support.statements import count_statements
+from tests.support.waiting import until
 
 MAKE_OLDER = sql("UPDATE rota.ready_entries SET enqueued_at = enqueued_at - interval '1 hour'")
 
@@ -110,3 +115,29 @@ async def test_poll_reads_all_queues_only_if_something_has_changed(farm):
     assert await reads_of_two_polls() == (1, 0)
     clock.monotonic = lambda: POLL_MAX_AGE_S
     assert await reads_of_two_polls() == (1, 0)
+
+
+async def test_poll_of_a_farm_without_limits_and_changes_is_two_statements(farm, monkeypatch):
+    """The counts, and whether anything is limited: not what is limited, and by how much."""
+    await farm.submit("noop")
+    dispatcher = farm.replica.engine.dispatcher
+    statements = count_statements(farm.database, monkeypatch)
+
+    async def polled():
+        statements.clear()
+        return not await dispatcher._refresh_all(always=False)
+
+    await until(polled, what="a poll that finds no change")
+    assert statements == ["rota.queue.counts_version", "rota.engine.dispatch.waiting_limits"]
+
+
+async def test_minimum_that_is_removed_does_not_count_any_more(farm):
+    await farm.submit("noop")
+    dispatcher = farm.replica.engine.dispatcher
+    for cores, has_minimum in ((5, True), (0, False)):
+        caps = CapsUpdate(min_cores=cores)
+        await farm.accounting.change(
+            partial(QuotaAdmin.change_folder, show="film", name="default", caps=caps, actor="t")
+        )
+        await dispatcher._refresh_all(always=True)
+        assert bool(dispatcher.pending_queues._minimums) is has_minimum

@@ -2,7 +2,6 @@
 one list."""
 
 import json
-from contextvars import ContextVar
 from itertools import pairwise
 
 import asyncpg
@@ -21,6 +20,7 @@ from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.leader_steps import run_steps
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
+from tests.support.statements import count_statements
 from tests.support.waiting import until
 
 LIVE = sql("SELECT state, reason, history FROM rota.job WHERE pk_job = $1::uuid")
@@ -53,27 +53,11 @@ async def in_state(farm, job, state):
     return await until(entries, what=f"the state {state} of job {job}")
 
 
-counting: ContextVar[bool] = ContextVar("counting", default=False)
-"""Set in the task of a test, and not in those of its servers."""
-
-
 @pytest.mark.parametrize("waits", [False, True])
 async def test_tick_of_an_idle_farm_is_one_statement(farm, monkeypatch, waits):
     if waits:
         await farm.submit("noop")  # there is no worker
-    statements = []
-    counting.set(True)
-
-    def counted(read):
-        async def fetch(query, *args):
-            if counting.get():
-                statements.append(query.name)
-            return await read(query, *args)
-
-        return fetch
-
-    for name in ("row", "rows", "value", "run"):
-        monkeypatch.setattr(farm.database, name, counted(getattr(farm.database, name)))
+    statements = count_statements(farm.database, monkeypatch)
     recovery = farm.replica.engine.recovery
     recovery._pending_work = None
     await run_steps(recovery, None, "end_overdue", "reschedule_idle_jobs", "mark_booked_jobs")
