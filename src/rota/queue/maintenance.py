@@ -1,11 +1,11 @@
 """Periodic maintenance by one leader that bounds the storage: promote, fold, rotate, prune, carry over, orphans,
 expiry.
 
-Each step is one transaction that first checks the leader's fence, so a paused leader that wakes up writes nothing. A
-frequent step looks first, with one read, whether there is anything to do. A crash between two steps leaves the rest to
-the next leader, and every step is idempotent: one that meets a lock conflict is repeated. No step blocks the queue (see
-`storage`). An open transaction can delay the reuse of slots; the log names its session. Enqueueing, claiming and ending
-go on meanwhile, and pending deltas are still merged.
+Each step is one transaction that first checks the leader's fence, so a paused leader that wakes up writes nothing.
+Frequent steps look first whether there is anything to do, with one read for the steps of a round. A crash between two
+steps leaves the rest to the next leader, and every step is idempotent: one that meets a lock conflict is repeated. No
+step blocks the queue (see `storage`). An open transaction can delay the reuse of slots; the log names its session.
+Enqueueing, claiming and ending go on meanwhile, and pending deltas are still merged.
 
 A dispatcher owns its claims until their frames are booked. When its lease has ended, its open tokens are passed to
 `tombstone`, which returns those that it will never book: these are given back. The others are booked and belong to
@@ -33,13 +33,14 @@ from rota.queue.queue import Queue
 from rota.queue.storage_report import MAINTENANCE_LEASE
 from rota.queue.tokens import BATCH_MAX
 
-OWNERS_SILENT = query(__package__, "owners_silent")
 EXPIRED_OWNERS = query(__package__, "owners_bury")
 DELETE_OWNER = query(__package__, "owner_forget")
 
 log = structlog.get_logger(__name__)
 
 WARN_INTERVAL_S: Final = 30.0
+PRUNABLE_INTERVAL_S: Final = 10.0
+"""How often slots are looked at although nothing was folded, so that nothing can have ended."""
 PROMOTIONS_MAX: Final = 32
 EXPIRIES_MAX: Final = 32
 CARRIES_MAX: Final = 32
@@ -78,8 +79,15 @@ class QueueMaintenance(LeaderLoop):
         self._next_warning_at = 0.0
         self._ended_at: dict[int, float] = {}
         """By slot: when all its frames were first seen to have ended."""
+        self._prunable_at = float("-inf")
+        """When slots are looked at next; at once after a fold."""
+        self._frames_due = storage.FramesDue(deferred=False, unowned=False)
+        self._frames_read_at = float("-inf")
+        self._storage_due = storage.StorageDue(deltas=False, rotation=False, counted=True)
+        self._storage_read_at = float("-inf")
 
     def begin_term(self, lease: Lease) -> Sequence[LeaderStep]:
+        self._prunable_at = self._frames_read_at = self._storage_read_at = float("-inf")
         every, collector = self.intervals, queue_metrics.MetricsCollector(self.queue, self.leases.clock)
         return [
             LeaderStep("promote", every.promote_s, partial(self._promote_due, lease)),
@@ -98,24 +106,43 @@ class QueueMaintenance(LeaderLoop):
         STEPS.labels(step, "busy").inc()
         log.warning("queue_maintenance_busy", step=step, reason=str(error))
 
+    async def _read_frames_due(self) -> storage.FramesDue:
+        """One statement for the steps of a round."""
+        now, every = self.leases.clock.monotonic(), self.intervals
+        if now - self._frames_read_at >= min(every.promote_s, every.orphans_s) / 2:
+            self._frames_due, self._frames_read_at = await storage.frames_due(self.queue.database), now
+        return self._frames_due
+
+    async def _read_storage_due(self) -> storage.StorageDue:
+        now, every = self.leases.clock.monotonic(), self.intervals
+        if now - self._storage_read_at >= every.fold_s / 2:
+            due = await storage.storage_due(self.queue.database, every.slot_bytes, every.slot_age_s)
+            self._storage_due, self._storage_read_at = due, now
+        return self._storage_due
+
     async def _promote_due(self, lease: Lease) -> None:
-        if await storage.is_promotion_due(self.queue.database):
+        if (await self._read_frames_due()).deferred:
             await self.promote(lease)
 
     async def _return_silent(self, lease: Lease) -> None:
-        if await self.queue.database.value(OWNERS_SILENT):
+        if (await self._read_frames_due()).unowned:
             await self.return_orphans(lease)
 
     async def _fold_waiting(self, lease: Lease) -> None:
-        if await storage.is_fold_due(self.queue.database):
+        if (await self._read_storage_due()).deltas:
             await self.fold(lease)
+            self._prunable_at = float("-inf")
         else:
             queue_metrics.FOLDED.set_to_current_time()
 
     async def _turn_ring_due(self, lease: Lease) -> None:
-        await self._prune_ended(lease)
-        if await storage.is_rotation_due(self.queue.database, self.intervals.slot_bytes, self.intervals.slot_age_s):
+        due, now = await self._read_storage_due(), self.leases.clock.monotonic()
+        if self._ended_at or not due.counted or now >= self._prunable_at:
+            self._prunable_at = now + PRUNABLE_INTERVAL_S
+            await self._prune_ended(lease)
+        if due.rotation:
             await self._rotate(lease)
+            self._prunable_at = float("-inf")
 
     async def promote(self, lease: Lease) -> int:
         """Promote everything that is due, in bounded steps."""

@@ -97,22 +97,18 @@ DELETE FROM rota.queue_owners WHERE owner = $1::bigint AND dead
 -- Changes with the counts, and with what is parked or paused; null: unknown.
 SELECT rota.queue_counts_version()
 
--- name: deferred_due
--- Whether deferred entries are due.
-SELECT EXISTS (SELECT FROM rota.deferred_jobs d WHERE d.run_at <= clock_timestamp())
+-- name: frames_due
+-- Whether deferred entries are due, and whether there are owners without a lease.
+SELECT EXISTS (SELECT FROM rota.deferred_jobs d WHERE d.run_at <= now()) AS deferred,
+       EXISTS (SELECT FROM rota.queue_owners o WHERE o.dead OR NOT EXISTS (
+         SELECT FROM rota.lease l WHERE l.name = o.lease AND l.fence = o.owner AND l.expires_at > now())) AS unowned
 
--- name: deltas_waiting
--- Whether deltas wait to be folded.
-SELECT EXISTS (SELECT FROM rota.queue_terminal_count_deltas)
-
--- name: rotation_due
--- Whether the open slot holds $1 bytes, or is $2 seconds old and not empty.
-SELECT rota.queue_rotation_due($1::bigint, make_interval(secs => $2::float8))
-
--- name: owners_silent
--- Whether there are owners without a lease.
-SELECT EXISTS (SELECT FROM rota.queue_owners o WHERE o.dead OR NOT EXISTS (
-  SELECT FROM rota.lease l WHERE l.name = o.lease AND l.fence = o.owner AND l.expires_at > clock_timestamp()))
+-- name: storage_due
+-- Whether deltas wait to be folded, whether the open slot holds $1 bytes, or is $2 seconds old and not empty, and whether
+-- counters are trusted.
+SELECT EXISTS (SELECT FROM rota.queue_terminal_count_deltas) AS deltas,
+       rota.queue_rotation_due($1::bigint, make_interval(secs => $2::float8)) AS rotation,
+       rota.queue_counters_hold() AS counted
 
 -- name: owners_bury
 -- Mark owners dead whose lease has ended; returns all dead ones.

@@ -21,9 +21,8 @@ PRUNE = query(__package__, "prune")
 CARRY_OVER = query(__package__, "carry")
 PURGE = query(__package__, "shed")
 PROMOTE = query(__package__, "promote")
-DEFERRED_DUE = query(__package__, "deferred_due")
-DELTAS_WAITING = query(__package__, "deltas_waiting")
-ROTATION_DUE = query(__package__, "rotation_due")
+FRAMES_DUE = query(__package__, "frames_due")
+STORAGE_DUE = query(__package__, "storage_due")
 
 RING_SLOTS: Final = 7
 CARRIED_SLOT: Final = 7
@@ -56,16 +55,30 @@ class PinningSession(msgspec.Struct, frozen=True):
     state: str | None
 
 
-async def is_promotion_due(on: Database) -> bool:
-    return bool(await on.value(DEFERRED_DUE))
+class FramesDue(msgspec.Struct, frozen=True):
+    """Frames that wait for a step of maintenance."""
+
+    deferred: bool
+    """Deferred frames are due."""
+    unowned: bool
+    """A dispatcher has no lease any more."""
 
 
-async def is_fold_due(on: Database) -> bool:
-    return bool(await on.value(DELTAS_WAITING))
+class StorageDue(msgspec.Struct, frozen=True):
+    deltas: bool
+    """Deltas wait to be folded."""
+    rotation: bool
+    """The open slot is large or old enough."""
+    counted: bool
+    """Counters are trusted."""
 
 
-async def is_rotation_due(on: Database, slot_bytes: int, slot_age_s: float) -> bool:
-    return bool(await on.value(ROTATION_DUE, slot_bytes, slot_age_s))
+async def frames_due(on: Database) -> FramesDue:
+    return FramesDue(*(await on.rows(FRAMES_DUE))[0].values())
+
+
+async def storage_due(on: Database, slot_bytes: int, slot_age_s: float) -> StorageDue:
+    return StorageDue(*(await on.rows(STORAGE_DUE, slot_bytes, slot_age_s))[0].values())
 
 
 async def fold(on: Transaction, *, pinned: bool) -> list[FoldResult]:

@@ -10,7 +10,9 @@ from rota.infra.lease import Leases
 from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.queue import FailedFilter, FrameFailure, MaintenanceIntervals, Queue, QueueMaintenance, maintenance, storage
+from rota.testing.clock import MovableClock
 from tests.support.queue import GENERATION, Dispatcher, Leader, agreed, entry, sql
+from tests.support.statements import count_statements
 from tests.support.waiting import until
 
 PENDING = sql("SELECT count(*) FROM rota.queue_terminal_count_deltas")
@@ -521,6 +523,31 @@ async def test_maintenance_service_promotes_folds_and_prunes_by_itself(database,
 
         await until(is_pruned, what="pruning")
     assert (await agreed(database))["film"]["completed"] == 6
+
+
+async def test_round_of_an_idle_queue_is_two_statements(database, queue, dispatcher, monkeypatch):
+    """Slots are looked at after a fold, because only then frames can have ended, and now and then."""
+    clock = MovableClock()
+    leases = Leases(database, clock=clock)
+    [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
+    loop = QueueMaintenance(queue, leases, tombstone_nothing)
+    frequent = ("promote", "return_orphans", "fold", "turn_ring")
+    steps = [step for step in loop.begin_term(lease) if step.name in frequent]
+    statements = count_statements(database, monkeypatch)
+
+    async def statements_of_a_round(after_s=1.0):
+        clock.advance(after_s)
+        statements.clear()
+        for step in steps:
+            await loop.run_step(step)
+        return [name.removeprefix("rota.queue.") for name in statements]
+
+    await statements_of_a_round()
+    assert await statements_of_a_round() == ["frames_due", "storage_due"]
+    await completed(queue, dispatcher, 3)
+    assert await statements_of_a_round() == ["frames_due", "storage_due", "pins", "prunable"]
+    assert await statements_of_a_round() == ["frames_due", "storage_due"]
+    assert await statements_of_a_round(maintenance.PRUNABLE_INTERVAL_S) == ["frames_due", "storage_due", "prunable"]
 
 
 async def test_blocked_maintenance_step_is_retried(database, queue, dispatcher, monkeypatch):
