@@ -4,9 +4,18 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rota.engine.dispatch.minimums import Minimums
-from rota.engine.dispatch.pending_queues import BACKOFF_S, UNSERVED_BACKOFF_S, PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_queues import (
+    BACKOFF_S,
+    ORDER_MAX_AGE_S,
+    UNSERVED_BACKOFF_S,
+    PendingQueue,
+    PendingQueues,
+    QueueKey,
+)
 from rota.engine.dispatch.pending_reader import PendingReader
 from rota.model.quota import Ask, Level, Refusal, Resource, Usage
 from rota.model.reasons import Reason
@@ -319,3 +328,103 @@ def test_release_while_refused_frames_return_is_kept_for_them(queues, pending):
     queues.shrink_share(pending, reservation, 0)
     assert queues.share_limits(pending) == {POOL: 1}
     assert next(iter(queues.order())) is pending
+
+
+def lane_of(pending, waiting):
+    return ClaimableLane(pending.lanes[0], pending.key.queue, pending.priority, waiting, 0)
+
+
+CHANGES = {
+    "time": lambda queues, _each, number: setattr(queues._clock, "now_s", queues._clock.now_s + number / 4),
+    "turn": lambda queues, _each, _number: None,
+    "notified": lambda queues, each, _number: queues.mark_notified(each.key.queue),
+    "refused": lambda queues, each, _number: queues.mark_refused(each, Reason.QUOTA_FOLDER, queues.moment(each)),
+    "no_workers": lambda queues, each, _number: queues.no_capacity(each, Reason.NO_WORKERS, {}),
+    "full": lambda queues, each, _number: queues.no_capacity(each, Reason.POOL_OVERLOADED, {}),
+    "at_share": lambda queues, each, _number: queues.no_capacity(each, Reason.NO_WORKERS, {POOL: 0}),
+    "share_freed": lambda queues, each, _number: queues._end_holds_at_share(each.key.show),
+    "returned": lambda queues, each, number: queues.frames_returned(each, number),
+    "claimed": lambda queues, each, number: queues.frames_claimed(each, 9, number % 9, each.arrivals, ended=True),
+    "claimed_all": lambda queues, each, _number: queues.frames_claimed(each, 5, 5, each.arrivals, ended=False),
+    "released": lambda queues, each, number: queues.capacity_released(each.key.show, number),
+    "limits": lambda queues, _each, _number: queues.capacity_released(),
+    "workers": lambda queues, _each, _number: queues.workers_changed(),
+    "pools": lambda queues, _each, number: setattr(queues, "_pools_version", lambda: number),
+    "counted": lambda queues, each, number: queues.set_counts(
+        [lane_of(each, number)], {each.key.queue: each.key}, {}, {}, None
+    ),
+    "counted_one": lambda queues, each, number: queues.set_counts(
+        [lane_of(each, number)], {each.key.queue: each.key}, {}, {}, [each.key.queue]
+    ),
+    "new": lambda queues, each, number: queues.add(
+        PendingQueue(key_of(f"q{len(queues.entries)}", each.key.show), 1, [99], waiting=number)
+    ),
+}
+
+
+HOLDS = ("refused", "no_workers", "full", "at_share")
+
+
+def two_queues():
+    queues = PendingQueues(StoppedClock(), lambda _cls: ())
+    return queues, [queues.add(PendingQueue(key_of(f"q{n}", (SHOW, OTHER)[n]), n, [n], waiting=5)) for n in range(2)]
+
+
+def check_turns(queues):
+    """Of three turns in a row the last may leave queues out."""
+    now, version = queues._clock.monotonic(), queues._pools_version()
+    eligible = {id(each) for each in queues.entries.values() if queues._is_eligible(each, now, version)}
+    for _ in range(3):
+        assert {id(each) for each in in_order(queues)} == eligible
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+@pytest.mark.parametrize("what", sorted(CHANGES))
+def test_change_while_all_queues_are_held_is_seen_by_the_next_turn(hold, what):
+    queues, known = two_queues()
+    for each in known:
+        CHANGES[hold](queues, each, 1)
+    check_turns(queues)
+    CHANGES[what](queues, known[0], 5)
+    check_turns(queues)
+    queues._clock.now_s += 1.25 * BACKOFF_S
+    check_turns(queues)
+
+
+@pytest.mark.parametrize("what", sorted(CHANGES))
+def test_change_while_queues_have_no_frames_is_seen_by_the_next_turn(what):
+    queues, known = two_queues()
+    for each in known:
+        queues.frames_claimed(each, 9, 5, each.arrivals, ended=True)
+    check_turns(queues)
+    CHANGES[what](queues, known[0], 5)
+    check_turns(queues)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 1), st.integers(0, 12)), max_size=40))
+def test_turn_that_looks_at_no_queue_would_have_found_none(steps):
+    queues, known = two_queues()
+    for what, at, number in steps:
+        CHANGES[what](queues, known[at], number)
+        check_turns(queues)
+
+
+def test_queues_that_are_all_held_are_not_looked_at_in_every_turn(monkeypatch):
+    queues = PendingQueues(StoppedClock(), lambda _cls: ())
+    pending = queues.add(PendingQueue(key_of("q", SHOW), 1, [7], waiting=5))
+    looked, is_eligible = [], queues._is_eligible
+    monkeypatch.setattr(queues, "_is_eligible", lambda *args, **more: looked.append(1) or is_eligible(*args, **more))
+
+    def looks(turns):
+        looked.clear()
+        for _ in range(turns):
+            assert in_order(queues) == []
+        return len(looked)
+
+    queues.no_capacity(pending, Reason.NO_WORKERS, {})
+    looks(2)
+    assert looks(5) == 0
+    queues._clock.now_s += ORDER_MAX_AGE_S
+    assert looks(1) == 1
+    queues._clock.now_s += UNSERVED_BACKOFF_S
+    assert in_order(queues) == [pending]

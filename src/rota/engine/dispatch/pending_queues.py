@@ -46,6 +46,8 @@ from rota.queue import ClaimableLane
 BACKOFF_S: Final = 1.0
 UNSERVED_BACKOFF_S: Final = 60.0
 """While no worker can run the frames at all: a worker that comes ends the wait at once."""
+ORDER_MAX_AGE_S: Final = 10.0
+"""Queues are looked at again after this although all of them are held and nothing has changed."""
 SAME_ARRIVAL_S: Final = 0.001
 """Times of arrival that differ by less are the same: they are computed from ages."""
 BATCH_FRAMES_MAX: Final = 512
@@ -165,6 +167,11 @@ class PendingQueues:
         self._use_averages: dict[ShareKey, UseAverage] = defaultdict(UseAverage)
         """In hundredths of cores, without rounds under way."""
         self._capacity_changes = 0
+        self._hold_changes = 0
+        """Of what makes a queue eligible, other than by time, workers and pools."""
+        self._all_held: tuple[int, int, object] | None = None
+        """No queue was eligible as of these changes."""
+        self._all_held_until_s = 0.0
         self._groups: QueueGroups[PendingQueue] = QueueGroups(
             lambda pending: (pending.key.show, self._pools_of(pending.key.cls)),
             self._rank,
@@ -173,6 +180,7 @@ class PendingQueues:
         )
 
     def add(self, pending: PendingQueue) -> PendingQueue:
+        self._hold_changes += 1
         self.entries[pending.key.queue, pending.priority] = pending
         self._by_queue[pending.key.queue].append(pending)
         self._by_show[pending.key.show].append(pending)
@@ -198,6 +206,7 @@ class PendingQueues:
         queues: Collection[str] | None,
     ) -> None:
         """What waits in these queues, or in all, was read; `arrivals` is from before."""
+        self._hold_changes += 1
         now = self._clock.monotonic()
         for at in self.entries if queues is None else arrivals:
             if (pending := self.entries.get(at)) is not None:
@@ -246,6 +255,7 @@ class PendingQueues:
 
     def mark_notified(self, queue: str) -> bool:
         """Something can be claimed from this queue; False if its lanes are not known yet."""
+        self._hold_changes += 1
         matching = self._by_queue.get(queue, [])
         self.changes += 1
         for pending in matching:
@@ -264,17 +274,30 @@ class PendingQueues:
 
     def order(self) -> SchedulingOrder[PendingQueue]:
         """Queues eligible for a round, in scheduling order."""
-        now = self._clock.monotonic()
-        groups = self._current_groups(now)
-        self._update_balances(now)
-        eligible = partial(self._is_eligible, now=now, pools_version=self._pools_version())
-        first = []
-        for group in groups:
-            group.at = 0
-            if group.skip_to(eligible):
-                first.append(group)
+        now, pools_version = self._clock.monotonic(), self._pools_version()
+        eligible = partial(self._is_eligible, now=now, pools_version=pools_version)
+        changes = (self._hold_changes, self._capacity_changes, pools_version)
+        first: list[ShareGroup[PendingQueue]] = []
+        if changes != self._all_held or now >= self._all_held_until_s:
+            groups = self._current_groups(now)
+            self._update_balances(now)
+            for group in groups:
+                group.at = 0
+                if group.skip_to(eligible):
+                    first.append(group)
+            self._note_all_held(None if first else changes, now)
         shows = {group.queues[0].key.show for group in first}
         return SchedulingOrder(first, eligible, shows=len(shows), usage_version=lambda: self._usage_version)
+
+    def _note_all_held(self, changes: tuple[int, int, object] | None, now: float) -> None:
+        """So that queues that only wait are not looked at in every turn. Their holds are read when they are held for a
+        second turn: in a busy farm something has changed by then."""
+        if changes is not None and changes == self._all_held:
+            held = [each.held_until_s for each in self.entries.values() if each.waiting > each.parked]
+            self._all_held_until_s = min([now + ORDER_MAX_AGE_S, *held])
+        else:
+            self._all_held_until_s = now
+        self._all_held = changes
 
     def _is_eligible(self, pending: PendingQueue, now: float, pools_version: object) -> bool:
         if pending.waiting <= pending.parked:
@@ -315,6 +338,7 @@ class PendingQueues:
         return PendingPosition(len(first), frames, sum(sort_keys[at][0] < target_key[0] for at in first))
 
     def back_off(self, pending: PendingQueue, reason: Reason, seconds: float = BACKOFF_S) -> None:
+        self._hold_changes += 1
         pending.reason = reason
         pending.held_until_s = self._clock.monotonic() + seconds
         pending.held_at_change = self._capacity_changes
@@ -389,6 +413,7 @@ class PendingQueues:
         return freed
 
     def _end_holds_at_share(self, show: ShowId) -> None:
+        self._hold_changes += 1
         for pending in self._by_show[show]:
             if pending.reason is Reason.QUOTA_SUBSCRIPTION:
                 pending.held_until_s = 0.0
@@ -468,6 +493,7 @@ class PendingQueues:
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""
+        self._hold_changes += 1
         self.changes += 1
         pending.waiting = max(pending.waiting, pending.parked) + frames
         pending.counted = False  # a count may or may not have seen them
@@ -476,6 +502,7 @@ class PendingQueues:
 
     def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
         """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
+        self._hold_changes += 1
         self.changes += 1
         if pending.arrivals != arrivals:
             pending.counted = False
@@ -553,6 +580,7 @@ class PendingQueues:
         self, show: ShowId | None = None, frames: int = 0, by_pool: Mapping[PoolId, Usage] = NOTHING
     ) -> None:
         """Capacity was released, by so many frames of a show, or in general (`show` is None): end back-offs."""
+        self._hold_changes += 1
         if show is None:
             self.share_rooms.reset()
         else:
