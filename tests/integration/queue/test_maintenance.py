@@ -11,8 +11,8 @@ from rota.infra.service import Service, Supervisor
 from rota.model.errors import StaleFence
 from rota.queue import FailedFilter, FrameFailure, MaintenanceIntervals, Queue, QueueMaintenance, maintenance, storage
 from rota.testing.clock import MovableClock
+from tests.support.harness.statements import count_statements
 from tests.support.queue import GENERATION, Dispatcher, Leader, agreed, entry, sql
-from tests.support.statements import count_statements
 from tests.support.waiting import until
 
 PENDING = sql("SELECT count(*) FROM rota.queue_terminal_count_deltas")

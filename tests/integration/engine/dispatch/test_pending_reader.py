@@ -11,9 +11,9 @@ from rota.engine.dispatch.pending_queues import PendingQueues
 from rota.engine.dispatch.pending_reader import POLL_MAX_AGE_S, PendingReader
 from rota.infra.clock import SystemClock
 from rota.queue import Queue
+from tests.support.harness.statements import count_statements
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm
-from tests.support.statements import count_statements
 from tests.support.waiting import until
 
 MAKE_OLDER = sql("UPDATE rota.ready_entries SET enqueued_at = enqueued_at - interval '1 hour'")

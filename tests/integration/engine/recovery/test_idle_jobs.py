@@ -16,11 +16,11 @@ from rota.infra.postgres import query
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import RetrySpec
 from rota.model.reasons import Reason
+from tests.support.harness.statements import count_statements
 from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.leader_steps import run_steps
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
-from tests.support.statements import count_statements
 from tests.support.waiting import until
 
 LIVE = sql("SELECT state, reason, history FROM rota.job WHERE pk_job = $1::uuid")
