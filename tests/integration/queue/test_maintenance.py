@@ -530,7 +530,8 @@ async def test_round_of_an_idle_queue_is_two_statements(database, queue, dispatc
     clock = MovableClock()
     leases = Leases(database, clock=clock)
     [lease] = (await leases.acquire(["queue:upkeep"], kind="leader", ttl_s=60.0)).granted
-    loop = QueueMaintenance(queue, leases, tombstone_nothing)
+    pace = MaintenanceIntervals(slot_age_s=86_400.0)  # no rotation, however old the database is
+    loop = QueueMaintenance(queue, leases, tombstone_nothing, pace)
     frequent = ("promote", "return_orphans", "fold", "turn_ring")
     steps = [step for step in loop.begin_term(lease) if step.name in frequent]
     statements = count_statements(database, monkeypatch)
