@@ -103,7 +103,7 @@ class Proxy:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, onward, back=writer))
                 group.create_task(self._pump(there, writer))
-        except* (OSError, _Closed):
+        except* (OSError, Closed):
             pass
         finally:
             for end in ends:
@@ -123,7 +123,7 @@ class Proxy:
             writer.write(chunk)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-        raise _Closed
+        raise Closed
 
     def _refuse(self, data, client):
         """Refuse the complete commands in `data`; returns the incomplete rest, and what to pass on."""
@@ -150,5 +150,5 @@ def _command_end(data):
     return end if found and end <= len(data) else None
 
 
-class _Closed(Exception):
+class Closed(Exception):
     """One side closed the connection, so the other is closed too."""

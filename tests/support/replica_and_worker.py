@@ -135,6 +135,7 @@ class Farm:
             **{"worker": msgspec.structs.replace(base.worker, heartbeat_interval=0.2), **sections},
         )
         self.replicas = []
+        self.worker_supervisors = []
         self.faces = faces
         self._open = AsyncExitStack()
         seen.clear()
@@ -189,6 +190,7 @@ class Farm:
         worker = Worker(plan, nats_target(self.settings, self.urls.nats), streams(self.settings.nats))
         supervisor = Supervisor(drain_budget_s=8.0)
         supervisor.add(Service("worker", worker.run))
+        self.worker_supervisors.append(supervisor)
         stack = AsyncExitStack()
         await stack.enter_async_context(supervisor.running())
         self._open.push_async_callback(stack.aclose)

@@ -19,6 +19,7 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from random import SystemRandom
 from typing import Any, Final
 
 import structlog
@@ -28,7 +29,9 @@ from rota.infra.nats import Bus, ConsumerSpec, Delivery
 from rota.infra.nats.topology import assignment_consumer
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
-from rota.model.errors import InvalidInput, NatsUnavailable, TooLarge
+from rota.model.backoff import Backoff
+from rota.model.error_reactions import Reaction, reaction_to
+from rota.model.errors import InvalidInput, NatsUnavailable, RotaError, TooLarge
 from rota.model.heartbeat_parts import encode_heartbeat
 from rota.model.protocol import (
     CANCEL_SUBJECT,
@@ -59,11 +62,13 @@ log = structlog.get_logger(__name__)
 SESSIONS_LOST = metrics.counter(
     "rota_worker_lost", "Times this worker lost its session and registered again.", labels=("reason",)
 )
+_jitter = SystemRandom().random
 
 TICK_INTERVAL_S: Final = 0.2
 FLUSH_TIMEOUT_S: Final = 5.0
 ABORT_TIMEOUT_S: Final = 1.0
 """To publish results after the second signal; the service host kills the process after two seconds."""
+ASSIGNMENTS_BACKOFF: Final = Backoff(first_s=0.1, longest_s=3.0)
 RANGE_FRAMES_MAX: Final = 4096
 ASSIGNMENT_FRAMES_MAX: Final = 65_536
 """In one assignment: each refused frame is reported individually."""
@@ -195,11 +200,19 @@ class WorkerSession:
                 await self._bus.publish_core(HEARTBEAT_SUBJECT, part)
 
     async def _consume_assignments(self, spec: ConsumerSpec) -> None:
-        async with self._bus.consumer(spec) as consumer:
-            async for deliveries in consumer.batches(most=16):
-                for delivery in deliveries:
-                    await self._result_reporter.wait_for_capacity()
-                    await self._accept_delivery(delivery)
+        """Runs until cancelled. Frames go on while NATS refuses to deliver assignments."""
+        for streak in itertools.count(1):
+            try:
+                async with self._bus.consumer(spec) as consumer:
+                    async for deliveries in consumer.batches(most=16):
+                        for delivery in deliveries:
+                            await self._result_reporter.wait_for_capacity()
+                            await self._accept_delivery(delivery)
+            except RotaError as error:
+                if reaction_to(error) is Reaction.BUG:
+                    raise
+                log.warning("assignments_unavailable", code=error.code, reason=error.sentence)
+                await asyncio.sleep(ASSIGNMENTS_BACKOFF.pause_s(streak, _jitter()))
 
     async def _accept_delivery(self, delivery: Delivery) -> None:
         try:

@@ -343,11 +343,11 @@ async def spawn():
 
 @pytest.fixture
 async def proxy():
-    """Factory for proxies that simulate network faults: `await proxy(host, port)`."""
+    """Factory for proxies that simulate network faults: `await proxy(host, port)`, `kind` for another class."""
     started = []
 
-    async def start(host, port):
-        opened = await Proxy(host, port).start()
+    async def start(host, port, kind=Proxy):
+        opened = await kind(host, port).start()
         started.append(opened)
         return opened
 

@@ -163,6 +163,36 @@ def test_failure_of_nats_has_a_reaction(error, reaction):
 
 
 @pytest.mark.parametrize(
+    ("code", "err_code", "reaction"),
+    [
+        (503, 10008, BACK_OFF),  # JetStream is temporarily unavailable
+        (503, 10023, BACK_OFF),  # insufficient resources
+        (503, 10077, BACK_OFF),  # the stream has its maximum of messages or bytes
+        (503, 10076, BACK_OFF),  # JetStream was turned off, such as by a full disk
+        (500, 10009, BACK_OFF),  # no leader
+        (500, 10028, BACK_OFF),  # insufficient memory
+        (500, 10047, BACK_OFF),  # insufficient storage
+        (500, 10118, BACK_OFF),  # the stream is offline
+        (500, 10012, BACK_OFF),  # a consumer could not be created, such as on a full disk
+        (429, 10167, BACK_OFF),  # too many requests
+        (400, 10002, BACK_OFF),  # resources of the account
+        (400, 10005, BACK_OFF),  # no peers for a replica
+        (400, 10026, BACK_OFF),  # consumers
+        (500, 10052, REFUSE),  # invalid configuration
+        (500, 10074, REFUSE),  # more replicas than servers
+        (503, 10010, REFUSE),  # not a cluster
+        (400, 10003, REFUSE),
+        (400, 10065, REFUSE),  # subjects overlap
+        (404, 10014, REFUSE),
+        (404, 10059, REFUSE),
+    ],
+)
+def test_answer_of_jetstream_has_a_reaction(code, err_code, reaction):
+    answer = nats.ApiError(code, err_code, "an answer")
+    assert reaction_to(nats.on_api_error(answer, "it failed", "127.0.0.1:4222")) is reaction
+
+
+@pytest.mark.parametrize(
     ("error", "reaction"),
     [
         (PostgresBusy("lock timeout"), RETRY),

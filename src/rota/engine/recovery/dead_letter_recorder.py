@@ -17,7 +17,8 @@ from rota.infra.nats import Bus, Delivery, MaxDeliveriesAdvisory
 from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
-from rota.model.errors import Unavailable
+from rota.model.error_reactions import Reaction, reaction_to
+from rota.model.errors import RotaError, Unavailable
 from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,9 @@ class DeadLetterRecorder:
         while True:
             try:
                 return await self.record_exhausted(advisory)
-            except Unavailable as error:
+            except RotaError as error:
+                if reaction_to(error) is Reaction.BUG:
+                    raise
                 streak += 1
                 WRITE_FAILURES.inc()
                 log.warning("dead_letter_write_failed", reason=error.sentence)

@@ -14,7 +14,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from rota.infra.nats import failures
 from rota.infra.nats.connection import NatsConnection
+from rota.infra.nats.failures import ApiError
 from rota.infra.nats.streams import (
     Config,
     ConsumerSpec,
@@ -30,17 +32,9 @@ log = structlog.get_logger(__name__)
 
 API: Final = "$JS.API"
 _NAME_IN_USE = 10058
-_OVERLAP = 10065
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 _JETSTREAM_OFF = (10039, 10076)
-_TEMPORARY_CODE = 503
-
-
-class ApiError(msgspec.Struct, frozen=True):
-    code: int
-    err_code: int = 0
-    description: str = ""
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,13 +207,7 @@ class JetStream:
         return reply if error is None else error
 
     def _api_failure(self, what: str, error: ApiError) -> SetupFailed | NatsUnavailable:
-        facts = {"address": self._address, "err_code": error.err_code}
-        message = f"NATS at {self._address} reports that {what}: {error.description or error.code}."
-        if error.err_code == _OVERLAP:
-            return SetupFailed(f"{message} Two streams cannot share a subject: set another NATS prefix.", **facts)
-        if error.code == _TEMPORARY_CODE:
-            return NatsUnavailable(f"{message} Try again when the server has recovered.", **facts)
-        return SetupFailed(f"{message} Correct the setting it names, or the server's limits.", **facts)
+        return failures.on_api_error(error, what, self._address)
 
     @property
     def _address(self) -> str:

@@ -33,7 +33,8 @@ from rota.infra.nats.connection import BusSubscription, NatsConnection
 from rota.infra.nats.delivery import parse_ack_subject
 from rota.infra.nats.jetstream import JetStream
 from rota.model.backoff import Backoff
-from rota.model.errors import NatsUnavailable
+from rota.model.error_reactions import Reaction, reaction_to
+from rota.model.errors import RotaError
 
 log = structlog.get_logger(__name__)
 
@@ -147,7 +148,10 @@ class OrderedReader:
             return []
         try:
             return await self._start_consumer()
-        except NatsUnavailable as error:
+        except RotaError as error:
+            # A refusal, too: a new reader would begin at the end of the stream and miss events silently.
+            if reaction_to(error) is Reaction.BUG:
+                raise
             self._failures += 1
             log.info("ordered_reader_start_failed", stream=self.stream, reason=error.sentence)
             await self._stop_consumer()

@@ -20,7 +20,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from rota.infra.nats.connection import BusSubscription, NatsConnection
-from rota.infra.nats.jetstream import ApiError
+from rota.infra.nats.failures import ApiError
 from rota.infra.nats.messages import BusMessage, PublishOutcome, PublishReceipt
 from rota.infra.nats.streams import NatsNames
 from rota.infra.telemetry import metrics

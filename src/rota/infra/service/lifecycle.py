@@ -64,7 +64,7 @@ class ServiceState(StrEnum):
 
 RESTART_BACKOFF = Backoff(first_s=0.1, longest_s=10.0)
 OUTAGE_PAUSE_MAX_S = 3.0
-"""Longest pause while only a server is unavailable, because work stands still until the service is back."""
+"""Longest pause while a server is unavailable or refuses, because work stands still until the service is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +275,9 @@ class Service:
         pause_s = self._restarts.pauses.pause_s(self._failures, self._chance())
         SERVICE_RESTARTS.labels(self.name).inc()
         self._set_state(ServiceState.RESTARTING)
-        if is_transient(crash):
+        if reaction_to(crash) is not Reaction.BUG:
             pause_s = min(pause_s, OUTAGE_PAUSE_MAX_S)
+        if is_transient(crash):
             log.warning(
                 "service_dependency_unavailable", service=self.name, reason=str(crash), restart_in_s=round(pause_s, 3)
             )
