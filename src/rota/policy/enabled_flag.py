@@ -10,7 +10,12 @@ from __future__ import annotations
 from rota.infra.postgres import Database, query
 
 SET = query(__package__, "guard_set")
+GET = query(__package__, "guard_get")
 
 
 async def set_enabled(database: Database, *, asks: bool) -> None:
     await database.run(SET, asks)
+
+
+async def is_enabled(database: Database) -> bool:
+    return bool(await database.value(GET))

@@ -85,6 +85,10 @@ SELECT word, told FROM rota.policy_word WHERE word = ANY ($1::integer[])
 -- Set whether servers evaluate a policy before jobs run.
 UPDATE rota.policy_guard SET asks = $1::boolean WHERE asks <> $1::boolean
 
+-- name: guard_get
+-- Whether servers evaluate a policy before jobs run.
+SELECT asks FROM rota.policy_guard
+
 -- name: nudge
 -- Notify every server to reload its policy file.
 SELECT pg_notify($1, 'look')

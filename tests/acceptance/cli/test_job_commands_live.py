@@ -189,6 +189,30 @@ async def test_dry_run_without_the_policy_of_the_servers_says_that_the_decision_
     assert (data["gate"]["verdict"], data["state"]) == ("wait", "PENDING")
 
 
+WORKFLOW = """
+name: flow
+steps:
+  - {id: a, task: noop}
+  - {id: b, task: noop, topic: danger, depends_on: [a], args: ["${steps.a.output}"]}
+"""
+
+
+async def test_workflow_dry_run_tells_what_the_policy_would_decide_about_each_step(farm, cli, tmp_path, monkeypatch):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "flow.yaml").write_text(WORKFLOW)
+    line = "workflow run flow.yaml --dry-run"
+    await enabled_flag.set_enabled(farm.database, asks=True)
+    data = json.loads(await cli.out(f"{line} --json"))
+    assert {step["gate"]["verdict"] for step in data["steps"]} == {"wait"}
+    monkeypatch.setenv("ROTA_POLICY_FILE", str(tmp_path / "policy.yaml"))
+    before = await farm.database.value(ROW_COUNT)
+    data = json.loads(await cli.out(f"{line} --json"))
+    assert [step["gate"]["verdict"] for step in data["steps"]] == ["allow", "deny"]
+    text = await cli.out(line)
+    assert "denied (rule risky: nothing is deleted here), without its input" in text
+    assert await farm.database.value(ROW_COUNT) == before
+
+
 async def test_job_logs_follow_until_the_job_ends(farm, cli, tmp_path):
     """The job waits until its first line was read, so the line arrived before the job ended."""
     await farm.worker()

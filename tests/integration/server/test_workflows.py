@@ -6,8 +6,10 @@ import pytest
 
 from rota import Rota
 from rota.model.access import Role
+from rota.model.settings.lifecycle import PolicySettings
 from rota.server import services
 from tests.support.api import Api, problem
+from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
 
@@ -139,11 +141,63 @@ async def test_dry_run_starts_nothing(api):
     await client.post("/workflows", json=FLOW)
     viewer, other_show_client = await api.client((Role.VIEWER, "film")), await api.client((Role.VIEWER, "other"))
     body = (await viewer.post("/workflows/film/flow/dry-run", json={"input": {"n": 7}})).json()
-    steps = [{"id": "a", "type": "job", "after": []}, {"id": "b", "type": "job", "after": ["a"]}]
+    gate = {"verdict": "allow", "reason": None, "because": None, "complete": True}
+    steps = [
+        {"id": "a", "type": "job", "after": [], "gate": gate},
+        {"id": "b", "type": "job", "after": ["a"], "gate": gate},
+    ]
     assert body == {"workflow": "flow", "input": {"n": 7}, "steps": steps}
     problem(await viewer.post("/workflows/film/flow/dry-run", json={"input": {"m": 7}}), 400, "invalid_input")
     problem(await other_show_client.post("/workflows/film/flow/dry-run", json={}), 403, "forbidden")
     assert (await client.get("/runs")).json()["items"] == []
+
+
+POLICY = """
+rules:
+  - {id: risky, match: {topics: [danger]}, decision: deny, reason: nothing is deleted here}
+  - {id: costly, when: frames > 2, decision: require_approval, reason: many frames are expensive}
+  - {id: busy, match: {topics: [limited]}, decision: throttle, velocity: {max_requests: 1, window: 1min, key: tenant}}
+  - {id: mine, when: principal == "k1" && workflow_id != "", decision: allow}
+"""
+POLICED = {
+    "name": "policed",
+    "show": "film",
+    "inputs": {"items": [1, 2]},
+    "steps": [
+        {"id": "plain", "task": "noop", "topic": "job.plain"},
+        {"id": "risky", "task": "noop", "topic": "danger", "args": ["${steps.plain.output}"], "depends_on": ["plain"]},
+        {"id": "each", "task": "noop", "topic": "job.each", "for_each": "${input.items}", "args": ["${item}"]},
+        {"id": "limited", "task": "noop", "topic": "limited"},
+        {"id": "wait", "type": "delay", "delay_sec": 1},
+    ],
+}
+WRITTEN = sql("""
+SELECT (SELECT count(*) FROM rota.job) + (SELECT count(*) FROM rota.workflow_run)
+     + (SELECT count(*) FROM rota.outbox) + (SELECT count(*) FROM rota.policy_word)""")
+
+
+async def test_dry_run_asks_the_policy_about_each_step_and_records_nothing(
+    database_url, redis_url, nats_url, bus_prefix, redis, tmp_path
+):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    policy = PolicySettings(file=str(tmp_path / "policy.yaml"))
+    farm = Farm(database_url, redis_url, nats_url, bus_prefix, faces=services, policy=policy)
+    async with farm, Api(farm) as api:
+        await farm.show()
+        client = await api.client((Role.SUBMITTER, "film"))
+        await client.post("/workflows", json=POLICED)
+        before = await farm.database.value(WRITTEN)
+        for items, each in (([1, 2], "allow"), ([1, 2, 3], "require_approval"), ([], None)):
+            answer = await client.post("/workflows/film/policed/dry-run", json={"input": {"items": items}})
+            gates = {step["id"]: step["gate"] for step in answer.json()["steps"]}
+            assert (gates["each"] and gates["each"]["verdict"], gates["wait"]) == (each, None)
+        allowed = {"verdict": "allow", "reason": None, "because": None, "complete": True}
+        denied = {"verdict": "deny", "reason": "safety_denied", "because": "rule risky: nothing is deleted here"}
+        assert gates["plain"] == allowed
+        assert gates["risky"] == {**denied, "complete": False}
+        assert gates["limited"] == {**allowed, "because": "unless the velocity limit busy is reached"}
+        assert await farm.database.value(WRITTEN) == before
+        assert await redis.keys("rota:velocity:*") == []
 
 
 async def test_key_sees_and_changes_only_runs_of_its_shows(api):

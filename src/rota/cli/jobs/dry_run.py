@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -12,20 +12,20 @@ from rota.cli.dlq.view import pluralize
 from rota.cli.jobs.explain_view import waiting_lines
 from rota.cli.jobs.view import resources_text
 from rota.engine.admission.decision import AdmissionVerdict
-from rota.engine.admission.policy_queries import preview_decision
-from rota.engine.submission.dry_run import PolicyPreview, SubmissionDryRun, dry_run
+from rota.engine.admission.policy_queries import policy_preview
+from rota.engine.submission.dry_run import SubmissionDryRun, dry_run
 from rota.infra.postgres import Database
 from rota.model.jobs.frame_ranges import format_frames
 from rota.model.jobs.submission import Submission
 from rota.model.settings import Settings
 from rota.policy import factory
-from rota.policy.kernel import PolicyKernel
 
 
 async def dry_run_page(settings: Settings, database: Database, submission: Submission) -> CliPage:
     kernel = factory.open_kernel(settings, None)
     try:
-        preview = _preview(settings, kernel) if kernel is not None else None
+        # Without a policy here, PostgreSQL says whether the job would wait for the servers' decision.
+        preview = policy_preview(settings, kernel, asks=False) if kernel is not None else None
         result = await dry_run(database, submission, preview, may_be_critical=True)
     finally:
         if kernel is not None:
@@ -46,12 +46,6 @@ async def dry_run_page(settings: Settings, database: Database, submission: Submi
     return CliPage(data, [*_lines(result, starts)])
 
 
-def _preview(settings: Settings, kernel: PolicyKernel) -> PolicyPreview:
-    fail_open = factory.effective_fail_mode(settings, kernel) == "open"
-    throttle_s = settings.scheduler.safety_throttle_delay
-    return partial(preview_decision, kernel, throttle_s=throttle_s, fail_open=fail_open)
-
-
 def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
     job = result.job
     if result.already:
@@ -63,7 +57,7 @@ def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
         spec = f"{layer.frames.count} ({format_frames(layer.frames)})"
         yield f"  {layer.name}: {spec}, {resources_text(layer)} per frame"
     why = result.gate.because or result.gate.reason
-    yield f"  policy: {_GATE_TEXT[result.gate.verdict]}{f' ({why})' if why else ''}"
+    yield f"  policy: {VERDICT_TEXT[result.gate.verdict]}{f' ({why})' if why else ''}"
     if result.gate.verdict is AdmissionVerdict.ALLOW:
         yield f"  {pluralize(starts, 'frame')} of {frames} would start now."
     if job.state.terminal:
@@ -73,7 +67,7 @@ def _lines(result: SubmissionDryRun, starts: int) -> Iterator[str]:
     yield "Nothing was changed."
 
 
-_GATE_TEXT = {
+VERDICT_TEXT: Final = {
     AdmissionVerdict.ALLOW: "allowed",
     AdmissionVerdict.DENY: "denied",
     AdmissionVerdict.REQUIRE_APPROVAL: "approval required",

@@ -25,16 +25,21 @@ from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import require_run
 from rota.cli.core.tables import CliPage, Table
 from rota.cli.db import commands as db_commands
+from rota.cli.jobs.dry_run import VERDICT_TEXT
 from rota.cli.quota.actions import current_actor, print_page
 from rota.cli.workflows import load_file
+from rota.engine.admission.decision import AdmissionVerdict
+from rota.engine.admission.policy_queries import policy_preview
 from rota.infra.postgres import check_current
 from rota.model.errors import InvalidInput
 from rota.model.ids import RunId
 from rota.model.settings import Settings
 from rota.model.workflows.compiler import CompiledWorkflow, compile_workflow
-from rota.model.workflows.dry_run import dry_run_workflow, predecessors
+from rota.model.workflows.dry_run import StepGate, predecessors
 from rota.model.workflows.run_state import RunState
+from rota.policy import enabled_flag, factory
 from rota.queue import Queue
+from rota.workflow.dry_run import dry_run
 from rota.workflow.run_commands import RunCommands
 from rota.workflow.run_queries import RunQueries
 
@@ -50,6 +55,7 @@ OUTPUT_CHARS_MAX: Final = 1000
 class WorkflowContext(msgspec.Struct, frozen=True):
     """The dependencies of the commands."""
 
+    settings: Settings
     desk: RunCommands
     looking: RunQueries
     actor: str
@@ -72,7 +78,7 @@ def run(settings: Settings, work: Callable[[WorkflowContext], Awaitable[CliPage]
         async with db_commands.open_database(settings) as database:
             await check_current(database)
             commands = runtime.build_run_commands(settings, Queue(database))
-            return await work(WorkflowContext(commands, RunQueries(database), current_actor()))
+            return await work(WorkflowContext(settings, commands, RunQueries(database), current_actor()))
 
     page = asyncio.run(done())
     print_page(page, form=form)
@@ -123,9 +129,30 @@ async def start_run(context: WorkflowContext, args: StartRunArgs) -> CliPage:
             if spec is not None
             else (await context.desk.definitions.find(show, name, args.version)).flow
         )
-        return CliPage(_data(dry_run_workflow(flow, inputs)), ["Nothing was started.", _steps_table(flow)])
+        return await _dry_run_page(context, flow, inputs, show)
     started = await context.desk.start(show, name, inputs, actor=context.actor, version=args.version, key=args.key)
     return await _wait_for_run(context, started, follow=args.follow) if args.wait else _started_page(started)
+
+
+async def _dry_run_page(context: WorkflowContext, flow: CompiledWorkflow, inputs: dict[str, Any], show: str) -> CliPage:
+    kernel = factory.open_kernel(context.settings, None)
+    try:
+        asks = await enabled_flag.is_enabled(context.desk.database)
+        preview = policy_preview(context.settings, kernel, asks=asks)
+        result = await dry_run(flow, inputs, preview, actor=context.actor, show=show)
+    finally:
+        if kernel is not None:
+            await kernel.close()
+    gates = [_gate_text(step.gate) for step in result.steps]
+    return CliPage(_data(result), ["Nothing was started.", _steps_table(flow, gates)])
+
+
+def _gate_text(gate: StepGate | None) -> str:
+    if gate is None:
+        return ""
+    why = gate.because or gate.reason
+    text = f"{VERDICT_TEXT[AdmissionVerdict(gate.verdict)]}{f' ({why})' if why else ''}"
+    return text if gate.complete else f"{text}, without its input"
 
 
 def _started_page(started: RunStartResult) -> CliPage:
@@ -285,9 +312,14 @@ def _plan_data(flow: CompiledWorkflow) -> dict[str, Any]:
     }
 
 
-def _steps_table(flow: CompiledWorkflow) -> Table:
+def _steps_table(flow: CompiledWorkflow, gates: Sequence[str] = ()) -> Table:
+    """`gates`: what the policy would decide about each step."""
     rows = [(step.id, step.spec.type, ", ".join(predecessors(flow, step.place)), step.role) for step in flow.steps]
-    return Table(("step", "type", "after", "as"), rows)
+    if not gates:
+        return Table(("step", "type", "after", "as"), rows)
+    return Table(
+        ("step", "type", "after", "as", "policy"), [(*row, gate) for row, gate in zip(rows, gates, strict=True)]
+    )
 
 
 def _parse_state(text: str) -> RunState | None:

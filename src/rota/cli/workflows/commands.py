@@ -71,7 +71,7 @@ def workflow_run(
         str, typer.Option("--key", metavar="TEXT", help="Idempotency key: starting it again returns the same run.")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only check the inputs and show the order of steps.")
+        bool, typer.Option("--dry-run", help="Only check the inputs; show the order of steps and what the policy says.")
     ] = False,
     wait: Annotated[
         bool,

@@ -9,7 +9,7 @@ Admission is idempotent: the job's row decides which of two concurrent calls tak
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol, assert_never
@@ -69,6 +69,9 @@ class AdmissionDecision(msgspec.Struct, frozen=True):
             case AdmissionVerdict.DENY | AdmissionVerdict.WAIT:
                 return JobState.PENDING
 
+
+PolicyPreview = Callable[[ValidatedSubmission], Awaitable[AdmissionDecision]]
+"""What the policy would decide; changes and counts nothing."""
 
 ALLOWED: Final = AdmissionDecision(AdmissionVerdict.ALLOW)
 DEFERRED: Final = AdmissionDecision(AdmissionVerdict.WAIT, UNDECIDED_REASON)

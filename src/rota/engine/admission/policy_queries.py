@@ -8,12 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from rota.engine.admission.controller import FAIL_OPEN_DECISION, UNAVAILABLE
-from rota.engine.admission.decision import AdmissionDecision, admission_decision_from
+from rota.engine.admission.decision import (
+    ALLOWED,
+    DEFERRED,
+    AdmissionDecision,
+    PolicyPreview,
+    admission_decision_from,
+)
 from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, policy_input_from_row
 from rota.engine.queries.jobs import PolicyDecisionView, policy_decision_view
 from rota.infra.postgres import Database, Record, query
@@ -21,7 +28,9 @@ from rota.model.errors import InvalidInput, NotFound, Unavailable
 from rota.model.ids import JobId
 from rota.model.jobs.submission import Submission
 from rota.model.jobs.validation import ValidatedSubmission, validate_submission
-from rota.model.policy.decision import ApprovalTerms, PolicyDecision, PolicyEffect, PolicyRequest
+from rota.model.policy.decision import ApprovalTerms, Kernel, PolicyDecision, PolicyEffect, PolicyRequest
+from rota.model.settings import Settings
+from rota.policy import factory
 from rota.policy.evaluate import CompiledPolicy, RuleResult, RuleStatus
 from rota.policy.kernel import LocalKernel, PolicyExplanation, PolicyKernel
 from rota.policy.request_builder import input_of_submission, request_of_input
@@ -182,6 +191,19 @@ def job_policy_explanation(
     )
 
 
+def policy_preview(settings: Settings, kernel: Kernel | None, *, asks: bool) -> PolicyPreview:
+    """`preview_decision` with the settings of this process.
+
+    Without a policy that can be previewed, jobs are allowed, or wait for the decision of the servers if these have one
+    (`asks`).
+    """
+    if not isinstance(kernel, PolicyKernel):
+        return partial(_preview_without_kernel, DEFERRED if asks else ALLOWED)
+    fail_open = factory.effective_fail_mode(settings, kernel) == "open"
+    throttle_s = settings.scheduler.safety_throttle_delay
+    return partial(preview_decision, kernel, throttle_s=throttle_s, fail_open=fail_open)
+
+
 async def preview_decision(
     kernel: PolicyKernel, plan: ValidatedSubmission, *, throttle_s: float, fail_open: bool
 ) -> AdmissionDecision:
@@ -200,6 +222,10 @@ async def preview_decision(
         return decision
     parts = [decision.because, f"unless the velocity limit {limits} is reached"]
     return msgspec.structs.replace(decision, because=", ".join(part for part in parts if part))
+
+
+async def _preview_without_kernel(decision: AdmissionDecision, _plan: ValidatedSubmission) -> AdmissionDecision:
+    return decision
 
 
 def _without_policy(why: str, *, fail_open: bool) -> AdmissionDecision:

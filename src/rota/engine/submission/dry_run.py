@@ -7,7 +7,7 @@ process that knows no policy, while the servers have one, says that the job woul
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -20,6 +20,7 @@ from rota.engine.admission.decision import (
     AdmissionDecision,
     AdmissionVerdict,
     AllowAll,
+    PolicyPreview,
     PrecheckResult,
 )
 from rota.engine.explain.ended_jobs import explain_ended_job
@@ -31,10 +32,6 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.postgres import Database, Transaction
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Submission, SubmitResult
-from rota.model.jobs.validation import ValidatedSubmission
-
-PolicyPreview = Callable[[ValidatedSubmission], Awaitable[AdmissionDecision]]
-"""What the policy would decide; changes and counts nothing."""
 
 
 class SubmissionDryRun(msgspec.Struct, frozen=True):

@@ -23,11 +23,12 @@ from rota.api.workflows import (
     WorkflowRunView,
     WorkflowSummary,
 )
+from rota.engine.admission.policy_queries import policy_preview
 from rota.model.access import Actor, Role, require_role, role_required_to_submit
 from rota.model.errors import Forbidden, InvalidInput, NotFound
 from rota.model.events import Event
 from rota.model.ids import JobId, RunId, parse_id
-from rota.model.workflows.dry_run import WorkflowDryRun, dry_run_workflow
+from rota.model.workflows.dry_run import WorkflowDryRun
 from rota.model.workflows.run_state import RunState
 from rota.model.workflows.spec import WorkflowSpec
 from rota.server.http.codec import ApiRequest
@@ -38,6 +39,7 @@ from rota.server.http.routes.events import After, LastEventId, open_history
 from rota.server.http.routes.jobs import WaitQuery
 from rota.server.http.sse import MEDIA_TYPE, SseResponse
 from rota.server.http.visibility import redact_explanation
+from rota.workflow.dry_run import dry_run
 from rota.workflow.explain import RunExplainer
 from rota.workflow.run_events import event_kind
 from rota.workflow.run_history import RunHistoryEntry
@@ -81,10 +83,14 @@ class WorkflowRoutes(Controller):
         return await deps.workflows.start(show, workflow, data.input, actor=actor, version=data.version, key=data.key)
 
     @post("/{show:str}/{workflow:str}/dry-run", opt=requires(Role.VIEWER, "show"), status_code=200)
-    async def try_run(self, deps: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]) -> WorkflowDryRun:
-        """Check the input of a run and show the order in which its steps can start; starts nothing."""
+    async def try_run(
+        self, request: ApiRequest, deps: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
+    ) -> WorkflowDryRun:
+        """Check the input of a run, show the order in which its steps can start and what the policy would decide about
+        their jobs; starts nothing."""
         definition = await deps.workflows.definitions.find(show, workflow, data.version)
-        return dry_run_workflow(definition.flow, data.input)
+        preview = policy_preview(deps.settings, deps.kernel, asks=deps.kernel is not None)
+        return await dry_run(definition.flow, data.input, preview, actor=request.user.name, show=show)
 
 
 class RunRoutes(Controller):
