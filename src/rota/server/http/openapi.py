@@ -104,8 +104,17 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any] | None:
     if kind is None or kind is bytes or issubclass(get_origin(kind) or kind, Response):
         return None
     [schema], components = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
-    schemas |= components
+    schemas |= {name: _with_sorted_defaults(component) for name, component in components.items()}
     return schema
+
+
+def _with_sorted_defaults(component: dict[str, Any]) -> dict[str, Any]:
+    """The default of a set is a list in hash order, which differs between replicas."""
+    for value in component.get("properties", {}).values():
+        default = value.get("default")
+        if isinstance(default, list) and all(isinstance(each, str) for each in default):
+            value["default"] = sorted(default)
+    return component
 
 
 def _content(schema: dict[str, Any] | None) -> dict[str, Any]:
