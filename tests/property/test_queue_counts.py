@@ -197,7 +197,7 @@ class Driver:
     async def call(self, name, tokens, tx):
         match name:
             case "fail":
-                return await self.queue.fail([FrameFailure(token, "broke", "it broke") for token in tokens], on=tx)
+                return await self.queue.fail([FrameFailure(token, "exception", "it broke") for token in tokens], on=tx)
             case "retry" | "defer":
                 return await getattr(self.queue, name)(tokens, 0.0, on=tx)
             case "park":

@@ -65,7 +65,7 @@ class RandomRun(Explaining):
 
     async def end_random_job(self, job: UUID):
         state = self.chance.choice(["SUCCEEDED", "SUCCEEDED", "SUCCEEDED", "FAILED"])
-        failed = {"code": "boom", "error": "no luck"} if state == "FAILED" else {}
+        failed = {"code": "exception", "error": "no luck"} if state == "FAILED" else {}
         await end_job(self.database, job, state, **failed)
 
 

@@ -107,6 +107,18 @@ class Reason(StrEnum):
         return cls(f"quota_{level}")
 
 
+class DeadLetterReason(StrEnum):
+    """Reasons of dead letters of bus messages and compensations. Those of jobs and outputs have a `Reason`, those of
+    frames a `Reason` or an `AttemptCode`."""
+
+    UNREADABLE_MESSAGE = "unreadable_message"
+    DELIVERIES_EXHAUSTED = "deliveries_exhausted"
+    SUBMISSION_REFUSED = "submission_refused"
+    SAGA_UNREADABLE = "saga_unmarshal_failed"
+    SAGA_FAILED = "saga_compensation_failed"
+    SAGA_DENIED = "saga_compensation_denied"
+
+
 MEANINGS: Final[dict[Reason, str]] = {
     Reason.NO_POOL_MAPPING: "No pool is mapped to its topic, or none of the mapped pools provides what it requires.",
     Reason.UNKNOWN_TASK: "Its pools have workers, but none of them has its task.",

@@ -37,6 +37,7 @@ from rota.model.jobs.submission import Compensation, Submission, SubmitResult, d
 from rota.model.jobs.validation import ValidatedSubmission
 from rota.model.policy.decision import Kernel, PolicyEffect
 from rota.model.protocol import FATAL_CODES
+from rota.model.reasons import DeadLetterReason
 from rota.model.workflows import compensation
 from rota.policy.request_builder import group_stored_jobs, input_of_submission
 from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
@@ -55,9 +56,9 @@ COUNT_ACTIVE = query(__package__, "saga_active")
 
 log = structlog.get_logger(__name__)
 BATCH: Final = 256
-REASON_UNREADABLE: Final = "saga_unmarshal_failed"
-REASON_FAILED: Final = "saga_compensation_failed"
-REASON_DENIED: Final = "saga_compensation_denied"
+REASON_UNREADABLE: Final = DeadLetterReason.SAGA_UNREADABLE.value
+REASON_FAILED: Final = DeadLetterReason.SAGA_FAILED.value
+REASON_DENIED: Final = DeadLetterReason.SAGA_DENIED.value
 
 RECORDED = metrics.counter("rota_saga_recorded", "Compensations recorded.")
 TRIGGERED = metrics.counter("rota_saga_rollback_triggered", "Rollbacks started.")

@@ -53,7 +53,7 @@ async def failed(queue, dispatcher):
     """Tokens of eight failed frames: five of `film` (out of memory) and three of `short` (timeout)."""
     await queue.enqueue([entry("film", frames=5, payload=b'{"scene": "pond"}'), entry("short", frames=3)])
     film, short = await dispatcher.tokens(5), await dispatcher.tokens(3)
-    await queue.fail([FrameFailure(token, "oom", "killed\nby the kernel") for token in film])
+    await queue.fail([FrameFailure(token, "signal", "killed\nby the kernel") for token in film])
     await queue.fail([FrameFailure(token, "timeout") for token in short])
     return film, short
 
@@ -64,7 +64,7 @@ async def dead_letters(queue, failed, database):
     await database.run(sql("ALTER TABLE rota.dlq_entries ALTER COLUMN dlq_id RESTART"))
     await queue.failed.move_to_dead_letters(FailedFilter())
     await queue.dead_letters.add(
-        [DeadLetter(kind="message", reason="undecodable", cause="m1", queue="inbox", payload=b"\xff\x00")]
+        [DeadLetter(kind="message", reason="unreadable_message", cause="m1", queue="inbox", payload=b"\xff\x00")]
     )
 
 
@@ -209,7 +209,7 @@ async def test_queue_storage_names_blocking_sessions(cli, queue, database_url, m
 async def test_dlq_list_pages_failed_frames_and_dead_letters(cli, dead_letters, queue, dispatcher):
     printed = rows(await cli.out("dlq list --limit 2"))
     assert printed[0] == "id kind reason queue job frame attempt since error"
-    assert printed[1].startswith("1 frame oom film ")
+    assert printed[1].startswith("1 frame signal film ")
     assert printed[1].endswith("Z killed"), "only the first line of the error is shown"
     assert printed[-1] == "2 of 9 dead letters; `--after 2` shows the next, `--limit` more."
     rest = json.loads(await cli.out("dlq list --after 2 --json"))
@@ -222,14 +222,16 @@ async def test_dlq_list_pages_failed_frames_and_dead_letters(cli, dead_letters, 
     assert await cli.out("dlq list --failed") == "No failed frame matches.\n"
     job = entry(frame=7)
     await queue.enqueue([job])
-    await queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens()])
+    await queue.fail([FrameFailure(token, "signal") for token in await dispatcher.tokens()])
     [found] = json.loads(await cli.out(f"dlq list --failed --job {job.job} --json"))
-    assert (found["frame"], found["reason"], found["job"]) == (7, "oom", str(job.job))
+    assert (found["frame"], found["reason"], found["job"]) == (7, "signal", str(job.job))
 
 
 async def test_dlq_show_prints_all_fields(cli, failed, dead_letters):
     printed = rows(await cli.out("dlq show 1"))
-    assert {"id 1", "kind frame", "reason oom", "queue film", "attempt 1", 'payload {"scene": "pond"}'} <= set(printed)
+    assert {"id 1", "kind frame", "reason signal", "queue film", "attempt 1", 'payload {"scene": "pond"}'} <= set(
+        printed
+    )
     assert printed[-2:] == ["error killed", "by the kernel"]
     assert "payload 2 bytes of binary data; --json shows them in base64" in rows(await cli.out("dlq show 9"))
     assert json.loads(await cli.out("dlq show 9 --json"))["payload"] == "/wA="
@@ -245,7 +247,7 @@ async def test_dlq_show_failed_accepts_a_token(cli, failed):
     [
         ("dlq retry --queue film", 5, "Retried 5 dead letters: queued again", {"film": 0, "short": 3}),
         ("dlq retry --all", 8, "Retried 8 dead letters", {"film": 0, "short": 0}),
-        ("dlq retry --reason oom --limit 2", 2, "Retried 2 dead letters", {"film": 3, "short": 3}),
+        ("dlq retry --reason signal --limit 2", 2, "Retried 2 dead letters", {"film": 3, "short": 3}),
         ("dlq retry 1 7 --kind frame", 2, "Retried 2 dead letters", {"film": 4, "short": 2}),
         ("dlq purge --reason timeout", 3, "Purged 3 dead letters.", {"film": 5, "short": 0}),
         ("dlq purge --kind message", 1, "Purged 1 dead letter.", {"film": 5, "short": 3}),
@@ -270,10 +272,10 @@ async def test_dead_letter_dry_run_matches_the_actual_retry_or_purge(
 
 
 async def test_dlq_purge_audit_entry_has_filter_and_ids(cli, dead_letters, database):
-    await cli.out("dlq purge --queue film --reason oom --limit 2 --yes")
+    await cli.out("dlq purge --queue film --reason signal --limit 2 --yes")
     entry = (await database.rows(AUDIT))[-1]
     assert (entry["actor"], entry["action"], entry["target"]) == (ME, "dlq.purge", "dead_letters")
-    expected = {"given": {"queue": "film", "reason": "oom"}, "number": 2, "first_ids": [1, 2]}
+    expected = {"given": {"queue": "film", "reason": "signal"}, "number": 2, "first_ids": [1, 2]}
     assert json.loads(entry["detail"]) == expected
 
 
@@ -283,7 +285,7 @@ async def test_dlq_purge_audit_entry_has_filter_and_ids(cli, dead_letters, datab
         ("dlq retry --failed --queue film", 5, "Retried 5 failed frames: queued again", "deferred"),
         ("dlq move --reason timeout", 3, "Moved 3 failed frames to the dead letters.", "dead"),
         ("dlq move --all", 8, "Moved 8 failed frames", "dead"),
-        ("dlq discard --reason oom", 5, "Discarded 5 failed frames: no longer counted.", None),
+        ("dlq discard --reason signal", 5, "Discarded 5 failed frames: no longer counted.", None),
         ("dlq discard --queue film --limit 1", 1, "Discarded 1 failed frame: no longer counted.", None),
     ],
 )
@@ -304,7 +306,7 @@ async def test_failed_frame_dry_run_matches_the_actual_retry_move_or_discard(
 async def test_named_ids_are_processed_all_or_nothing(cli, dead_letters, failed, queue, dispatcher, database):
     await queue.enqueue([entry(frames=2)])
     tokens = await dispatcher.tokens()
-    await queue.fail([FrameFailure(tokens[0], "oom")])
+    await queue.fail([FrameFailure(tokens[0], "signal")])
     before = await snapshot(database)
     for line, why in (
         ("dlq retry 1 99", "There is no dead letter 99"),
@@ -324,19 +326,21 @@ async def test_named_ids_are_processed_all_or_nothing(cli, dead_letters, failed,
 async def test_dlq_purge_ignores_later_entries_and_reports_removed_ones(
     cli, queue, database, database_url, monkeypatch
 ):
-    lost = [DeadLetter(kind="message", reason="lost", cause=cause) for cause in ("m1", "m2", "m3")]
+    lost = [DeadLetter(kind="message", reason="deliveries_exhausted", cause=cause) for cause in ("m1", "m2", "m3")]
     await queue.dead_letters.add(lost)
 
     def meanwhile(question):
         assert question == "Purge 3 dead letters?"
         with psycopg.connect(database_url) as connection:
             connection.execute("DELETE FROM rota.dlq_entries WHERE cause = 'm2'")
-            connection.execute("INSERT INTO rota.dlq_entries (kind, reason, cause) VALUES ('message', 'lost', 'm4')")
+            connection.execute(
+                "INSERT INTO rota.dlq_entries (kind, reason, cause) VALUES ('message', 'deliveries_exhausted', 'm4')"
+            )
         return True
 
     monkeypatch.setattr(dlq_actions, "_confirm", meanwhile)
     assert (
-        await cli.out("dlq purge --reason lost")
+        await cli.out("dlq purge --reason deliveries_exhausted")
         == "Purged 2 dead letters. 1 were removed by another process in the meantime.\n"
     )
     assert await database.value(sql("SELECT array_agg(cause) FROM rota.dlq_entries")) == ["m4"]
@@ -457,7 +461,7 @@ async def test_invalid_queue_command_prints_one_error_and_changes_nothing(cli, d
 
 async def test_control_characters_in_errors_are_not_printed(cli, queue, dispatcher):
     await queue.enqueue([entry()])
-    await queue.fail([FrameFailure(token, "oom", "\x1b[2Jgone\a") for token in await dispatcher.tokens()])
+    await queue.fail([FrameFailure(token, "signal", "\x1b[2Jgone\a") for token in await dispatcher.tokens()])
     for line in ("dlq list --failed", "dlq list --queue \x1b[2J", "queue counts \x1b[2J"):
         result = await cli(line)
         assert "\x1b" not in result.out + result.err

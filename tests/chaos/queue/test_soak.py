@@ -103,7 +103,7 @@ async def _work(queue, owner, lanes, soak):
             good = [token for token in claim.tokens if token % RETRIED_OF != 1 and token % FAILED_OF != 2]
             completed = await queue.complete(good)
             retried = await queue.retry(again, 0.5)
-            failed = await queue.fail([FrameFailure(token, "exit_1") for token in failing])
+            failed = await queue.fail([FrameFailure(token, "exit_status") for token in failing])
             soak.completed += completed.accepted
             soak.retried += retried.accepted
             soak.failed += failed.accepted

@@ -61,14 +61,14 @@ async def work(queue, owner):
     await with_retry(lambda: queue.complete(tokens[:10]))
     await with_retry(lambda: queue.give_back(tokens[10:15]))
     await with_retry(lambda: queue.retry(tokens[15:20], 0.0))
-    await with_retry(lambda: queue.fail([FrameFailure(token, "broke") for token in tokens[20:30]]))
+    await with_retry(lambda: queue.fail([FrameFailure(token, "exception") for token in tokens[20:30]]))
     await queue.cancel_running(tokens[30:32])
     await with_retry(lambda: queue.cancel_waiting(UUID(int=1), frames=range(95, 98)))
     await queue.park(tokens[32:40], UUID(int=1), rest_of=[lanes["film"]])
     await queue.unpark(UUID(int=1), 10_000)
     await with_retry(lambda: queue.failed.retry(FailedFilter(queue="film"), most=2))
     await with_retry(lambda: queue.failed.move_to_dead_letters(FailedFilter(queue="film"), most=4))
-    await queue.dead_letters.add([DeadLetter(kind="message", reason="poison", cause="m1")])
+    await queue.dead_letters.add([DeadLetter(kind="message", reason="unreadable_message", cause="m1")])
     await with_retry(lambda: queue.dead_letters.retry(DeadLetterFilter(kind="frame"), most=1))
 
 

@@ -149,7 +149,7 @@ class StressRun:
             cut = sorted(rng.randrange(len(tokens) + 1) for _ in range(3))
             await self.queue.give_back(tokens[: cut[0] // 4])
             await self.queue.retry(tokens[cut[0] // 4 : cut[0] // 2], 0.0)
-            await self.queue.fail([FrameFailure(token, "broke") for token in tokens[cut[0] // 2 : cut[0]]])
+            await self.queue.fail([FrameFailure(token, "exception") for token in tokens[cut[0] // 2 : cut[0]]])
             await self.queue.park(tokens[cut[0] : cut[0] + 2], PARKED, rest_of=[1])
             await self.queue.complete(tokens)
 

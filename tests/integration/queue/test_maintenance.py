@@ -130,7 +130,7 @@ async def test_slot_with_only_ended_frames_is_pruned_into_the_rollup(queue, disp
     tokens = await dispatcher.tokens(20)
     await queue.complete(tokens[:15])
     await queue.cancel_running(tokens[15:18])
-    await queue.fail([FrameFailure(token, "broke") for token in tokens[18:]])
+    await queue.fail([FrameFailure(token, "exception") for token in tokens[18:]])
     await leader.fold()
     before = await agreed(database)
     assert await leader.turn_ring() == "rotated"
@@ -207,7 +207,7 @@ async def test_exact_counts_read_no_slot_and_at_most_slots_times_lanes_rows(queu
     for _ in range(12):
         await completed(queue, dispatcher, 5)
         await queue.enqueue([entry(frames=2)])
-        await queue.fail([FrameFailure(token, "broke") for token in await dispatcher.tokens(2)])
+        await queue.fail([FrameFailure(token, "exception") for token in await dispatcher.tokens(2)])
         await leader.turn_ring()
     await leader.fold()
     async with database.transaction() as tx:
@@ -242,7 +242,7 @@ async def test_counter_modes_give_equal_counts(queue, dispatcher, leader, databa
     tokens = await dispatcher.tokens(6)
     await queue.complete(tokens[:2])
     await queue.retry(tokens[2:3], 60.0)
-    await queue.fail([FrameFailure(tokens[3], "broke")])
+    await queue.fail([FrameFailure(tokens[3], "exception")])
     assert await queue.cancel_waiting(job.job, frames=range(9, 10)) == 1
     assert await database.value(PENDING) == 0
     assert (await queue.counts_fast()) == (await queue.counts_exact())
@@ -484,9 +484,9 @@ async def test_failed_frames_past_retention_are_deleted_and_stay_counted(
     leader.maintenance.intervals = MaintenanceIntervals(failed_retention_s=3600.0)
     await queue.enqueue([entry(frames=7)])
     [fresh, *tokens] = await dispatcher.tokens()
-    await queue.fail([FrameFailure(token, "broke") for token in tokens])
+    await queue.fail([FrameFailure(token, "exception") for token in tokens])
     await database.run(sql("UPDATE rota.done_entries SET failed_at = failed_at - interval '1 h'"))
-    await queue.fail([FrameFailure(fresh, "broke")])
+    await queue.fail([FrameFailure(fresh, "exception")])
     assert await leader.expire() == 6
     assert (await agreed(database))["film"]["failed"] == 7
     assert [frame.token for frame in await queue.failed.find(FailedFilter())] == [fresh]

@@ -210,7 +210,7 @@ async def test_late_end_is_refused_and_changes_nothing(queue, dispatcher, databa
             case "cancel":
                 return await queue.cancel_running(tokens)
             case "fail":
-                return await queue.fail([FrameFailure(token, "broke") for token in tokens])
+                return await queue.fail([FrameFailure(token, "exception") for token in tokens])
             case _:
                 return await getattr(queue, how)(tokens)
 
@@ -356,10 +356,10 @@ async def test_failed_frames_are_kept_and_moved_once(queue, dispatcher, database
     job = entry(frames=4, payload=b"p")
     await queue.enqueue([job])
     tokens = await dispatcher.tokens()
-    await queue.fail([FrameFailure(token, "out_of_memory", "killed") for token in tokens])
+    await queue.fail([FrameFailure(token, "signal", "killed") for token in tokens])
     assert await counts(database) == {"failed": 4}
     [first, *_] = await queue.failed.find(FailedFilter(job=job.job))
-    assert (first.reason, first.error, first.frame, first.payload) == ("out_of_memory", "killed", 0, b"p")
+    assert (first.reason, first.error, first.frame, first.payload) == ("signal", "killed", 0, b"p")
 
     assert await queue.failed.retry(FailedFilter(tokens=tokens[:1])) == tokens[:1]
     assert await queue.failed.move_to_dead_letters(FailedFilter(tokens=tokens[:2])) == tokens[1:2]
@@ -374,7 +374,7 @@ async def test_failed_frames_are_kept_and_moved_once(queue, dispatcher, database
 async def test_concurrent_retry_and_move_of_failed_frames_have_one_winner(queue, dispatcher, database):
     await queue.enqueue([entry(frames=50)])
     tokens = await dispatcher.tokens()
-    await queue.fail([FrameFailure(token, "broke") for token in tokens])
+    await queue.fail([FrameFailure(token, "exception") for token in tokens])
     which = FailedFilter(queue="film")
     retried, moved = await asyncio.gather(queue.failed.retry(which), queue.failed.move_to_dead_letters(which))
     assert sorted([*retried, *moved]) == tokens
@@ -387,9 +387,9 @@ async def test_queue_with_dlq_on_fail_moves_failures_to_dead_letters_and_back(qu
     await queue.ensure_queue("film", dlq_on_fail=True)
     await queue.enqueue([entry(frames=3)])
     tokens = await dispatcher.tokens()
-    await queue.fail([FrameFailure(token, "broke") for token in tokens])
+    await queue.fail([FrameFailure(token, "exception") for token in tokens])
     assert await counts(database) == {"dead": 3}
-    which = DeadLetterFilter(kind="frame", reason="broke", queue="film")
+    which = DeadLetterFilter(kind="frame", reason="exception", queue="film")
     assert await queue.dead_letters.count(which) == 3
     [first, second, third] = await queue.dead_letters.find(which)
     assert await queue.dead_letters.retry(DeadLetterFilter(ids=[first.id])) == [first.id]
@@ -400,8 +400,11 @@ async def test_queue_with_dlq_on_fail_moves_failures_to_dead_letters_and_back(qu
 
 
 async def test_dead_letter_is_unique_per_cause(queue):
-    letter = DeadLetter(kind="message", reason="poison", cause="m1", payload=b"?")
-    assert await queue.dead_letters.add([letter, DeadLetter(kind="saga", reason="stuck", cause="m1")]) == 2
+    letter = DeadLetter(kind="message", reason="unreadable_message", cause="m1", payload=b"?")
+    assert (
+        await queue.dead_letters.add([letter, DeadLetter(kind="saga", reason="saga_compensation_failed", cause="m1")])
+        == 2
+    )
     assert await queue.dead_letters.add([letter]) == 0
     [kept] = await queue.dead_letters.find(DeadLetterFilter(kind="message"))
     assert (kept.cause, kept.payload) == ("m1", b"?")
@@ -532,7 +535,7 @@ async def test_invalid_calls_are_refused_and_change_nothing(queue, dispatcher, d
 async def test_retry_including_a_frame_that_did_not_fail_retries_none(queue, dispatcher, database):
     await queue.enqueue([entry(frames=2)])
     tokens = await dispatcher.tokens()
-    await queue.fail([FrameFailure(tokens[0], "broke")])
+    await queue.fail([FrameFailure(tokens[0], "exception")])
     with pytest.raises(InvalidInput, match="not a failed frame"):
         await queue.failed.retry(FailedFilter(tokens=tokens))
     assert await counts(database) == {"running": 1, "failed": 1}
@@ -546,7 +549,7 @@ IN_A_TRANSACTION = {
     "park": lambda queue, tx: queue.park([], uuid4(), rest_of=[1], on=tx),
     "unpark": lambda queue, tx: queue.unpark(uuid4(), 1, on=tx),
     "retry": lambda queue, tx: queue.retry([512], 0.0, on=tx),
-    "fail": lambda queue, tx: queue.fail([FrameFailure(512, "broke")], on=tx),
+    "fail": lambda queue, tx: queue.fail([FrameFailure(512, "exception")], on=tx),
     "cancel running": lambda queue, tx: queue.cancel_running([512], on=tx),
     "cancel waiting": lambda queue, tx: queue.cancel_waiting(uuid4(), on=tx),
     "retry failed": lambda queue, tx: queue.failed.retry(FailedFilter(), on=tx),

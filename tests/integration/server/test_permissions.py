@@ -63,7 +63,7 @@ async def names_of(api, show):
     job = str(await api.farm.submit("noop", show=show))
     key = await api.keys.create(f"of-{show}", [GrantSpec(Role.VIEWER, show)], actor="test")
     await ask_for_approval(api, show, job)
-    letter = DeadLetter(kind="message", reason="lost", cause=show, job=UUID(job))
+    letter = DeadLetter(kind="message", reason="deliveries_exhausted", cause=show, job=UUID(job))
     await api.farm.replica.queue.dead_letters.add([letter])
     output = await an_output(api.farm.database, await api.farm.submit("noop", show=show), 10**12 + len(show))
     queues = (await (await api.client(Role.VIEWER)).get("/queues")).json()["items"]

@@ -122,12 +122,12 @@ async def test_dead_letters_are_listed_retried_and_purged(api, admin):
         problem(await admin.post(f"/dlq/{path}", json={}), 400, "invalid_input")
     again = await checked(await admin.post("/dlq/retry", json={"ids": [letter["id"]]}))
     assert (again["gone"], again["jobs"][0]["old"]) == ([letter["id"]], job)
-    lost = [DeadLetter(kind="message", reason="lost", cause=str(n), job=UUID(job)) for n in range(5)]
+    lost = [DeadLetter(kind="message", reason="deliveries_exhausted", cause=str(n), job=UUID(job)) for n in range(5)]
     await api.farm.replica.queue.dead_letters.add(lost)
     first = await checked(await admin.get("/dlq", params={"kind": "message", "limit": 3}))
     rest = await checked(await admin.get("/dlq", params={"kind": "message", "limit": 3, "after": first["next"]}))
     assert [one["cause"] for one in first["items"] + rest["items"]] == list("01234")
-    assert len((await checked(await admin.post("/dlq/purge", json={"reason": "lost"})))["gone"]) == 5
+    assert len((await checked(await admin.post("/dlq/purge", json={"reason": "deliveries_exhausted"})))["gone"]) == 5
     assert await changes(api) == ["dlq.retry", "dlq.purge"]
 
 

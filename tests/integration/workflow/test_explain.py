@@ -119,7 +119,7 @@ async def test_explain_paused_run_names_who_paused_it(harness):
 
 async def test_explain_ending_run_names_steps_still_stopping(harness):
     await harness.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
-    await harness.end("a", "FAILED", code="boom", error="no luck")
+    await harness.end("a", "FAILED", code="exception", error="no luck")
     await harness.advance()
     explanation = await harness.explained()
     assert explanation.reasons[0].code == "ending"
@@ -134,7 +134,7 @@ async def test_explain_ending_run_names_steps_still_stopping(harness):
 async def test_run_that_fails_while_paused_is_explained_as_ending(harness):
     await harness.start(StepSpec(id="a", task="noop"), StepSpec(id="b", task="noop"))
     await harness.commands.pause(harness.run, "eve")
-    await harness.end("a", "FAILED", code="boom", error="no luck")
+    await harness.end("a", "FAILED", code="exception", error="no luck")
     await harness.advance()
     assert (await harness.states())[""] == "RUNNING"
     assert await harness.waits() == ["ending"]
@@ -147,7 +147,7 @@ async def test_explain_compensation_names_progress_failures_and_retry_command(ha
     await harness.end("x")
     await harness.end("y")
     await harness.advance()
-    await harness.end("bad", "FAILED", code="boom", error="no luck")
+    await harness.end("bad", "FAILED", code="exception", error="no luck")
     await harness.advance()
     for name, state, then in (("y", "FAILED", "Not undone: step y"), ("x", "SUCCEEDED", "")):
         explanation = await harness.explained()
@@ -169,7 +169,7 @@ async def test_explain_compensation_names_progress_failures_and_retry_command(ha
 
 
 async def end_compensation(harness, job, state):
-    failed = {"code": "boom", "error": "still no luck"} if state == "FAILED" else {}
+    failed = {"code": "exception", "error": "still no luck"} if state == "FAILED" else {}
     await end_job(harness.database, job, state, **failed)
     await harness.advance()
 

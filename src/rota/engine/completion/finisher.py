@@ -38,6 +38,7 @@ from rota.engine.completion.retry_decision import (
     decide_retry,
     decide_retry_after_loss,
     jitter,
+    known_code,
 )
 from rota.engine.outputs import sync_check
 from rota.engine.outputs.sync_check import CheckedFrames, SyncOutputChecker
@@ -367,15 +368,15 @@ class Finisher:
             too_much = most and end.artifacts and artifact_bytes(end.artifacts) > most
             return AttemptOutcome("FAILED", AttemptCode.ARTIFACT_LIMIT) if too_much else AttemptOutcome("SUCCEEDED", "")
         if ends_as is not None:
-            return AttemptOutcome(ends_as, end.code or ends_as.lower())
+            return AttemptOutcome(ends_as, known_code(end))
         assert layer is not None
         if end.status is AttemptStatus.REFUSED:
             failures = undispatched.get(frame.job) or self._dispatch_failures(1)
             if failures.failures >= self._pace.max_scheduling_retries:
                 return AttemptOutcome("FAILED", Reason.DISPATCH_FAILED.value)
-            return AttemptOutcome("RETURNED", end.code or Reason.DISPATCH_FAILED.value, failures.pause_s)
+            return AttemptOutcome("RETURNED", known_code(end), failures.pause_s)
         if end.status is AttemptStatus.CANCELLED:
-            return AttemptOutcome("CANCELLED", end.code or Reason.CANCELLED.value)
+            return AttemptOutcome("CANCELLED", known_code(end))
         work, (failed, lost) = _WORK.decode(layer["work"]), before
         retries = work.retries
         if end.code == WORKER_LOST:
@@ -394,7 +395,7 @@ class Finisher:
     ) -> dict[UUID, DispatchFailures]:
         if not refused:
             return {}
-        code = refused[0].end.code or Reason.DISPATCH_FAILED.value
+        code = known_code(refused[0].end)
         jobs = sorted({frame.job for frame in refused})
         pace = self._pace
         rows = await tx.rows(
@@ -431,9 +432,7 @@ class Finisher:
                     ended = await self.queue.defer(tokens, delay_s, on=tx)
                 case "FAILED" | "TIMEOUT":
                     why = {token: outcomes[token].reason for token in tokens}
-                    failures = [
-                        FrameFailure(token, why[token][:100], frames[token].end.error or None) for token in tokens
-                    ]
+                    failures = [FrameFailure(token, why[token], frames[token].end.error or None) for token in tokens]
                     ended = await self.queue.fail(failures, on=tx)
                     dead = [t for t in tokens if why[t] in DEAD_LETTER_REASONS and t not in ended.refused]
                     if dead:

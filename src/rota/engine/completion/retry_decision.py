@@ -17,6 +17,16 @@ WORKER_LOST_JITTER_STEPS: Final = 8
 RETRY_DELAY_MAX_S: Final = 86_400.0
 
 
+KNOWN_CODES: Final = frozenset({*map(str, AttemptCode), *map(str, Reason)})
+CODES_OF_STATUS: Final[dict[AttemptStatus, str]] = {
+    AttemptStatus.FAILED_RETRYABLE: AttemptCode.RETRY,
+    AttemptStatus.FAILED_FATAL: AttemptCode.FATAL,
+    AttemptStatus.CANCELLED: Reason.CANCELLED.value,
+    AttemptStatus.TIMEOUT: AttemptCode.TIMEOUT,
+    AttemptStatus.REFUSED: Reason.DISPATCH_FAILED.value,
+}
+
+
 class AttemptOutcome(NamedTuple):
     """What becomes of one attempt."""
 
@@ -44,9 +54,15 @@ def decide_retry_after_loss(token: int, before: int, most: int) -> AttemptOutcom
     return AttemptOutcome("RETRIED", WORKER_LOST, round(pause_s, 2))
 
 
+def known_code(end: AttemptResult) -> str:
+    """The code of an attempt that did not succeed; one that this version does not know, such as that of a newer worker,
+    is replaced by that of its status."""
+    return end.code if end.code in KNOWN_CODES else CODES_OF_STATUS.get(end.status, AttemptCode.EXCEPTION)
+
+
 def decide_retry(end: AttemptResult, retries: Retries, failed: int) -> AttemptOutcome:
     """Whether a failed attempt is retried; `failed` attempts failed before it."""
-    code = end.code or end.status.lower()
+    code = known_code(end)
     if end.status is AttemptStatus.FAILED_FATAL and code not in FATAL_CODES:
         code = AttemptCode.FATAL
     timed_out = end.status is AttemptStatus.TIMEOUT

@@ -12,6 +12,24 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     'waiting_on_job', 'waiting_on_run', 'worker_lost')
 $$;
 
+-- Whether a code is one of rota.model.attempt_codes, or a reason for which servers end attempts.
+CREATE OR REPLACE FUNCTION rota.is_attempt_code(code text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT code IN (
+    'artifact_limit', 'artifact_missing', 'artifact_not_stored', 'artifact_too_large', 'bad_input', 'cpu_limit',
+    'draining', 'exception', 'exit_status', 'fatal', 'file_limit', 'input_missing', 'job_ended', 'no_command',
+    'no_process', 'no_room', 'publish_failed', 'result_too_large', 'retry', 'signal', 'timeout', 'unencodable_result',
+    'unknown_task', 'worker_stopped') OR rota.is_reason(code)
+$$;
+
+-- Whether a reason is a `DeadLetterReason` of rota.model.reasons, or one of a job or an attempt.
+CREATE OR REPLACE FUNCTION rota.is_dead_letter_reason(reason text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT reason IN (
+    'deliveries_exhausted', 'saga_compensation_denied', 'saga_compensation_failed', 'saga_unmarshal_failed',
+    'submission_refused', 'unreadable_message') OR rota.is_attempt_code(reason)
+$$;
+
 -- The history of a job with one more entry. The history of a job that goes to and fro for days keeps its first 20 and
 -- its last 60 entries, because every change writes it whole.
 CREATE OR REPLACE FUNCTION rota.history_add(history jsonb, state text, reason text) RETURNS jsonb

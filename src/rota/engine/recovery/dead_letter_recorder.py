@@ -19,11 +19,12 @@ from rota.infra.telemetry import metrics
 from rota.model.backoff import Backoff
 from rota.model.error_reactions import Reaction, reaction_to
 from rota.model.errors import RotaError, Unavailable
+from rota.model.reasons import DeadLetterReason
 from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
 
 log = structlog.get_logger(__name__)
-UNREADABLE = "unreadable_message"
-EXHAUSTED = "deliveries_exhausted"
+UNREADABLE = DeadLetterReason.UNREADABLE_MESSAGE.value
+EXHAUSTED = DeadLetterReason.DELIVERIES_EXHAUSTED.value
 RETRY_BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 EXHAUSTED_MESSAGES = metrics.counter(
     "rota_bus_exhausted", "Messages given up by NATS after the last delivery, by consumer.", labels=("consumer",)

@@ -22,13 +22,14 @@ from rota.infra.telemetry import tracing
 from rota.model.errors import IdempotencyConflict, InvalidInput
 from rota.model.jobs.validation import ValidatedSubmission
 from rota.model.protocol import SUBMIT_SUBJECT
+from rota.model.reasons import DeadLetterReason
 from rota.model.settings.servers import NatsSettings
 from rota.queue import DeadLetter, DeadLetterQueue
 
 SUBMIT_CONSUMER_SPEC: Final = ConsumerSpec(
     stream="SYS", durable="engine-submit", filter=SUBMIT_SUBJECT, ack_wait_s=3.0, max_deliver=100
 )
-REFUSED_REASON: Final = "submission_refused"
+REFUSED_REASON: Final = DeadLetterReason.SUBMISSION_REFUSED.value
 
 
 class BusSubmissionConsumer:

@@ -219,7 +219,7 @@ async def test_explain_ended_job_names_its_first_failed_frame(rig):
     rig.beat("w", capabilities=("task.noop",))
     job = await rig.submit("film", frames="10-14x2")
     await rig.turn()
-    failed = {"code": "ValueError", "error": "no luck"}
+    failed = {"code": "exception", "error": "no luck"}
     await end(rig, job, [AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.FAILED], **failed)
     explanation = await rig.explainer.explain(job)
     first = explanation.first_failure
@@ -228,10 +228,10 @@ async def test_explain_ended_job_names_its_first_failed_frame(rig):
         "noop",
         12,
         1,
-        "ValueError",
+        "exception",
     )
     assert explanation.sentence.startswith("It has ended as FAILED")
-    assert "Frame 12 of noop failed first (ValueError: no luck)." in explanation.sentence
+    assert "Frame 12 of noop failed first (exception: no luck)." in explanation.sentence
 
 
 async def test_explain_deferred_job_gives_its_start_time(rig):

@@ -54,7 +54,7 @@ class Harness:
                 ran[names[piece.layer], frame] = piece.payload
                 failed = fails(names[piece.layer], frame)
                 if failed:
-                    await self.queue.fail([FrameFailure(token, "oom", "too large")])
+                    await self.queue.fail([FrameFailure(token, "signal", "too large")])
                 else:
                     await self.queue.complete([token])
                 ended = await self.database.value(COUNT, [piece.layer], [1], "FAILED" if failed else "SUCCEEDED")
@@ -183,7 +183,7 @@ async def test_live_job_can_retry_failed_frames_but_not_every_frame(harness, dat
     old = await harness.submit(Submission(show="film", layers=(LayerSpec(task="t", frames=2),)))
     dispatcher = await Dispatcher(database).enlisted()
     one, _ = await dispatcher.tokens(2)
-    await harness.queue.fail([FrameFailure(one, "oom")])
+    await harness.queue.fail([FrameFailure(one, "signal")])
     with pytest.raises(InvalidInput, match="has not ended"):
         await harness.resubmitter.retry_job(old, every_frame=True)
     resubmitted = await harness.resubmitter.retry_job(old)
@@ -324,7 +324,7 @@ async def test_denied_job_is_retried_through_the_gate_with_all_items(harness, da
 async def test_frames_of_foreign_queues_are_requeued_unchanged(harness, database):
     await harness.queue.enqueue([entry("own", frames=2)])
     dispatcher = await Dispatcher(database).enlisted()
-    await harness.queue.fail([FrameFailure(token, "oom") for token in await dispatcher.tokens(2)])
+    await harness.queue.fail([FrameFailure(token, "signal") for token in await dispatcher.tokens(2)])
     retried = await harness.resubmitter.retry_failed(FailedFilter())
     assert (len(retried.gone), retried.jobs) == (2, [])
     assert (await agreed(database))["own"]["deferred"] == 2
