@@ -6,6 +6,8 @@ import asyncpg
 import pytest
 
 from rota.engine.completion.retry_decision import known_code
+from rota.infra.postgres import migrate
+from rota.infra.postgres.migration_files import discover, discover_functions
 from rota.model.attempt_codes import AttemptCode
 from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.model.reasons import DeadLetterReason, Reason
@@ -32,6 +34,8 @@ ADD = {
         VALUES (1, 1, gen_random_uuid(), gen_random_uuid(), 1, 1, $1)""",
     "dlq_entries.reason": "INSERT INTO rota.dlq_entries (kind, reason, cause) VALUES ('job', $1, 'x')",
 }
+FIRST_CHECK = 27
+"""The migration that adds the first of these checks."""
 UNKNOWN = ["max_scheduling_retries", "failed", "A reason.", ""]
 CHECKS = """
 SELECT c.conrelid::regclass || '', pg_get_constraintdef(c.oid), c.convalidated FROM pg_constraint c
@@ -74,3 +78,24 @@ async def test_row_with_an_unknown_reason_is_refused(connection, column):
 def test_unknown_code_of_a_worker_becomes_one_that_is_stored(status, code):
     assert known_code(AttemptResult(5, status, code=code)) in ATTEMPTS
     assert known_code(AttemptResult(5, status, code="exit_status")) == "exit_status"
+
+
+async def test_unknown_reasons_of_older_versions_are_replaced_by_the_upgrade(empty_database_url):
+    before = [each for each in discover() if each.number < FIRST_CHECK or each.phase == "pre"]
+    await migrate(empty_database_url, migrations=before, functions=discover_functions())
+    connection = await asyncpg.connect(empty_database_url)
+    try:
+        for statement in ADD.values():
+            await connection.execute(statement, "max_scheduling_retries")
+        await migrate(empty_database_url)
+        found = {
+            column: await connection.fetchval("SELECT {1} FROM rota.{0}".format(*column.split("."))) for column in ADD
+        }
+    finally:
+        await connection.close()
+    assert found == {
+        "job_done.reason": "dispatch_failed",
+        "frame_end.code": "exception",
+        "done_entries.reason": "exception",
+        "dlq_entries.reason": "exception",
+    }
