@@ -13,6 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from rota.accounting.ledger import NIL_UUID, BookingGroup, Charge
+from rota.engine.dispatch.dispatcher import PROMPT_ROUNDS_MAX
 from rota.engine.dispatch.ordering import queue_rank
 from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.rounds import RoundPlanner
@@ -46,11 +47,12 @@ class WaitingFrames:
 
 class SimulatedFarm:
     def __init__(self, sizes, *, workers=1, slots=8, cores=None, pools=("farm",), elsewhere=None, reads_s=1.0,
-                 minimums=None):  # fmt: skip
+                 minimums=None, round_s=(0.0, 0.0), beats_s=BEAT_S):  # fmt: skip
         """`sizes`: cores by show in every pool that has workers; `elsewhere`: by show in a pool without workers;
-        `minimums`: cores by folder, which is part of a job, in the show `film`."""
+        `minimums`: cores by folder, which is part of a job, in the show `film`; `round_s`: how long a round takes to
+        claim, and then to book and send; `beats_s`: between two heartbeats of a worker."""
         every = [pool(name) for name in (*pools, "empty")]
-        self.fleet = Fleet(routes({"*": (*pools, "empty")}, *every))
+        self.fleet = Fleet(routes({"*": (*pools, "empty")}, *every), ttl_s=1.5 * beats_s)
         self.clock, self.registry = self.fleet.clock, self.fleet.registry
         self.begun_s = self.clock.now_s
         self.queues = PendingQueues(self.clock, self.registry.usable_pools, lambda: self.registry.shape_version)
@@ -59,10 +61,13 @@ class SimulatedFarm:
         self.starts = []
         self.inversions = []
         self.rounds = 0
+        self.round_s = round_s
+        self._in_flight = 0
         self.used = Counter()
         self.used_by_folder = Counter()
         self.core_s = Counter()
         self._counted_s = self.clock.now_s
+        self._beats_s = beats_s
         self._beats = [
             (f"{name}{number}", {"pool": name, "slots": slots, "cores": 100 * (cores or slots)})
             for name in pools
@@ -131,7 +136,7 @@ class SimulatedFarm:
     def _beat(self):
         for name, fields in self._beats:
             self.fleet.beat(name, **fields)
-        self._later(BEAT_S, self._beat)
+        self._later(self._beats_s, self._beat)
 
     def _read(self, every_s):
         """As a poll of PostgreSQL."""
@@ -150,7 +155,7 @@ class SimulatedFarm:
         if any(self._waiting.values()):
             self._later(every_s, self._read, every_s)
         else:
-            self._later(60.0, self._read, every_s)
+            self._later(max(60.0, every_s), self._read, every_s)
 
     def _set_age(self, pending, lane):
         if lane and pending.since_s != lane[0].at_s:
@@ -166,6 +171,8 @@ class SimulatedFarm:
             begun = False
             order = self.queues.order()
             for pending in order:
+                if self._in_flight == PROMPT_ROUNDS_MAX:
+                    break
                 if self.registry.is_full(order.group.pools):
                     order.skip_group()
                 elif (planned := self.planner.plan_round(pending, order)) is not None:
@@ -175,48 +182,83 @@ class SimulatedFarm:
 
     def _do(self, planned):
         self.rounds += 1
+        if not any(self.round_s):
+            self._book(planned, self._claim(planned))
+            return
+        self._in_flight += 1
+        self._later(self.round_s[0], self._claim_and_book, planned)
+
+    def _claim_and_book(self, planned):
+        self._later(self.round_s[1], self._book_and_end, planned, self._claim(planned))
+        self._take_turns()
+
+    def _book_and_end(self, planned, claimed):
+        self._in_flight -= 1
+        self._book(planned, claimed)
+        self._take_turns()
+
+    def _claim(self, planned):
+        """The frames of each part: from now on other rounds may claim from its queue."""
+        claimed = []
         for part in planned.parts:
-            pending = part.pending
+            pending, most = part.pending, part.plan.planned
             lane = self._waiting[pending.key.queue, pending.priority]
-            most = part.plan.planned
             got = min(most, sum(each.frames for each in lane))
-            plan = self.registry.spread_again(pending.key.cls, part.plan, part.reservation, got)
+            part.plan = self.registry.spread_again(pending.key.cls, part.plan, part.reservation, got)
             if got:
                 self._note_inversions(pending)
-            asked = self.queues.moment(pending)
-            left = got
-            for portion in plan.portions:
-                n = min(portion.n, left)
-                left -= n
-                if n:
-                    self._start(pending, lane, portion, n)
-                    self.queues.frames_booked(pending, portion.pool_id, n, asked)
+            claimed.append(self._take(lane, got))
             self.queues.frames_claimed(pending, most, got, part.arrivals, ended=True)
             pending.busy = False
             self._set_age(pending, lane)
+            self.queues.shrink_share(pending, part.share, got)
+        return claimed
+
+    def _take(self, lane, n):
+        """The first frames of the lane, as jobs and their number."""
+        taken = []
+        while n:
+            head = lane[0]
+            taken.append([head, min(n, head.frames)])
+            n -= taken[-1][1]
+            head.frames -= taken[-1][1]
+            if not head.frames:
+                lane.popleft()
+        return taken
+
+    def _book(self, planned, claimed):
+        for part, frames in zip(planned.parts, claimed, strict=True):
+            pending = part.pending
+            asked = self.queues.moment(pending)
+            got = left = sum(n for _, n in frames)
+            for portion in part.plan.portions:
+                n = min(portion.n, left)
+                left -= n
+                if n:
+                    self._start(pending, frames, portion, n)
+                    self.queues.frames_booked(pending, portion.pool_id, n, asked)
             self.registry.unreserve(part.reservation, allocated=got)
             self.queues.shrink_share(pending, part.share, 0)
 
-    def _start(self, pending, lane, portion, n):
+    def _start(self, pending, frames, portion, n):
         show, need = self._names[pending.key.show], pending.key.cls.need
         while n:
-            head = lane[0]
-            taken = min(n, head.frames)
+            job, waiting = frames[0]
+            taken = min(n, waiting)
+            frames[0][1] -= taken
+            if taken == waiting:
+                frames.pop(0)
+            n -= taken
             first = next(self._tokens)
-            for _ in range(taken - 1):
-                next(self._tokens)
+            self._tokens = count(first + taken)
             self.registry.record_allocations(portion.worker, [(first, taken)], need)
             self._count_use()
             self.used[pending.key.show, portion.pool_id] += taken * need.cores
             self.used_by_folder[pending.key.show, pending.key.folder] += taken * need.cores
-            waited_s = self.clock.now_s - head.at_s
-            start = Start(self.now_s, show, pending.priority, head.job, portion.worker, waited_s)
+            waited_s = self.clock.now_s - job.at_s
+            start = Start(self.now_s, show, pending.priority, job.job, portion.worker, waited_s)
             self.starts += [start] * taken
-            self._later(head.runs_s, self._end, pending.key, portion, first, taken)
-            head.frames -= taken
-            n -= taken
-            if not head.frames:
-                lane.popleft()
+            self._later(job.runs_s, self._end, pending.key, portion, first, taken)
 
     def _end(self, key, portion, first, n):
         self._count_use()

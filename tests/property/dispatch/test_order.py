@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -12,6 +13,8 @@ from tests.support.harness.effort import effort
 from tests.support.placement import id_of
 
 DAY_S = 86_400.0
+ROUND_S = (0.003, 0.004)
+"""A claim, and a booking with the messages to workers, as on a machine with other work."""
 JOBS = st.lists(
     st.fixed_dictionaries(
         {
@@ -31,7 +34,7 @@ JOBS = st.lists(
 @settings(max_examples=effort(30, 10_000), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(JOBS, st.integers(1, 3), st.integers(1, 6))
 def test_no_frame_starts_before_one_of_higher_rank_of_its_show(jobs, workers, slots):
-    farm = SimulatedFarm({"film": 4, "short": 2}, workers=workers, slots=slots, reads_s=300.0)
+    farm = SimulatedFarm({"film": 4, "short": 2}, workers=workers, slots=slots, reads_s=300.0, beats_s=600.0)
     for job in jobs:
         farm.submit_at(job.pop("at_s"), job.pop("show"), **job)
     farm.run_until(DAY_S)
@@ -132,6 +135,25 @@ def test_frames_of_every_class_start_at_once_where_there_is_room(classes, frames
         farm.submit("film", frames=1 + frames, runs_s=60.0, memory_mb=0, cores=100 + number % 7, queue=str(number))
     assert {start.at_s for start in farm.starts} == {1.0}
     assert len(farm.starts) == min(classes * (1 + frames), 512)
+
+
+@pytest.mark.parametrize("classes", [2, 20])
+@pytest.mark.parametrize("seed", range(effort(2, 40)))
+def test_frame_of_another_class_starts_within_20_ms_while_rounds_run(seed, classes):
+    """A round may reserve all that is free, until it knows how many frames wait; there is room all the time."""
+    chance = Random(seed)
+    farm = SimulatedFarm({"film": 4}, workers=4, slots=256, round_s=ROUND_S)
+    for _ in range(600):
+        frames, runs_s = chance.choice([(1, 2.0), (8, 0.5), (60, 0.05)])
+        farm.submit_at(chance.uniform(1.0, 11.0), "film", queue="busy", frames=frames, runs_s=runs_s)
+    for number in range(400):
+        other = {"queue": f"{number % (classes - 1)}", "cores": 101 + number % (classes - 1)}
+        farm.submit_at(chance.uniform(1.0, 11.0), "film", priority=3, **other)
+    farm.run_until(15.0)
+    waited_s = sorted(start.waited_s for start in farm.starts if start.priority == 3)
+    assert len(waited_s) == 400
+    assert waited_s[int(0.99 * len(waited_s))] <= 0.02
+    assert farm.rounds > 500, "rounds of the other class run all the time"
 
 
 def test_thousand_small_queues_are_served_in_few_rounds():
