@@ -12,6 +12,7 @@ from rota.engine.dispatch.pending_queues import (
     BACKOFF_S,
     ORDER_MAX_AGE_S,
     UNSERVED_BACKOFF_S,
+    PendingPosition,
     PendingQueue,
     PendingQueues,
     QueueKey,
@@ -428,3 +429,47 @@ def test_queues_that_are_all_held_are_not_looked_at_in_every_turn(monkeypatch):
     assert looks(1) == 1
     queues._clock.now_s += UNSERVED_BACKOFF_S
     assert in_order(queues) == [pending]
+
+
+def test_position_counts_frames_of_another_show_until_it_uses_as_much_of_its_size(queues, pending):
+    """The other show uses nothing of 2 cores, this one 6 of 12: after one frame both use half."""
+    pending.waiting = 50
+    another(queues)
+    queues.set_shares({(SHOW, POOL): (1200, 600), (OTHER, POOL): (200, 0)})
+    assert queues.position("q", 1) == PendingPosition(queues=1, frames=1, by_share=1)
+    assert queues.position("r", 1) == PendingPosition()
+    queues.set_shares({(SHOW, POOL): (1200, 600), (OTHER, POOL): (200, 100)})
+    assert queues.position("q", 1).frames + queues.position("r", 1).frames <= 1, "one of two equals is first"
+    queues.set_shares({(SHOW, POOL): (0, 600), (OTHER, POOL): (200, 900)})
+    assert queues.position("q", 1) == PendingPosition(queues=1, frames=5, by_share=5)
+
+
+def test_position_divides_the_lead_of_another_show_between_its_queues(queues, pending):
+    another(queues)
+    queues.add(PendingQueue(key_of("s", OTHER), 5, [9], waiting=2))
+    queues.set_shares({(SHOW, POOL): (400, 400), (OTHER, POOL): (400, 0)})
+    assert queues.position("q", 1) == PendingPosition(queues=2, frames=4, by_share=4)
+
+
+def test_position_tells_the_frames_of_its_show_from_those_of_others(queues, pending):
+    another(queues)
+    queues.add(PendingQueue(key_of("s", SHOW), 5, [9], waiting=30))
+    queues.set_shares({(SHOW, POOL): (400, 400), (OTHER, POOL): (400, 200)})
+    assert queues.position("q", 1) == PendingPosition(queues=2, frames=32, by_share=2)
+
+
+def test_position_counts_a_queue_below_its_minimum_up_to_it(queues, pending):
+    """Above the minimum its lower priority counts again."""
+    owed = QueueKey("owed", SHOW, UUID(int=4), UUID(int=9), CLASS)
+    queues.add(PendingQueue(owed, 0, [9], waiting=30))
+    queues.set_minimums({(SHOW, UUID(int=4)): Usage(300)}, {(SHOW, UUID(int=4)): Usage(100)})
+    assert queues.position("q", 1) == PendingPosition(queues=1, frames=2)
+    assert queues.position("owed", 0) == PendingPosition()
+
+
+def test_position_counts_no_queue_that_runs_in_other_pools():
+    elsewhere = PlacementRequirements(topic="elsewhere", need=Resources(cores=100))
+    queues = PendingQueues(StoppedClock(), lambda cls: (POOL,) if cls is CLASS else (UUID(int=5),))
+    queues.add(PendingQueue(key_of("q", SHOW), 1, [7], waiting=5))
+    queues.add(PendingQueue(QueueKey("r", SHOW, UUID(int=8), UUID(int=9), elsewhere), 5, [8], waiting=5))
+    assert queues.position("q", 1) == PendingPosition()

@@ -12,9 +12,11 @@ next full poll.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -127,12 +129,12 @@ class BookingMoment(NamedTuple):
 
 
 class PendingPosition(msgspec.Struct, frozen=True):
-    """Queues that are scheduled before a given one, and their waiting frames."""
+    """Queues that are scheduled before a given one, and how many of their frames."""
 
     queues: int = 0
     frames: int = 0
     by_share: int = 0
-    """Those of them that come first because their show uses less of its size."""
+    """Those of the frames that come first because their show uses less of its size."""
 
 
 class PendingQueues:
@@ -315,27 +317,49 @@ class PendingQueues:
         return self._groups.current(self.entries.values(), now, self._pools_version())
 
     def position(self, queue: str, priority: int) -> PendingPosition:
-        """What is scheduled before this queue and priority.
+        """What is scheduled before this queue and priority, if nothing ends or arrives meanwhile.
 
-        Queues in back-off after a quota refusal delay no other queue; queues that wait for worker capacity do.
+        Queues in back-off after a quota refusal delay no other queue; queues that wait for worker capacity do, if they
+        may run in the same pools. Queues of another show come first until it uses as much of its size, and queues below
+        a minimum until they have reached it.
         """
         target = self.entries.get((queue, priority))
         if target is None:
             return PendingPosition()
         now, pools_version = self._clock.monotonic(), self._pools_version()
-        sort_keys = {
-            at: self._sort_key(pending, now)
-            for at, pending in self.entries.items()
-            if pending is target
-            or (
-                pending.waiting > pending.parked
+        target_key, pools = self._sort_key(target, now), set(self._pools_of(target.key.cls))
+        first: list[tuple[tuple[ShareUsage, QueueRank], PendingQueue]] = []
+        for pending in self.entries.values():
+            waits = pending is not target and pending.waiting > pending.parked
+            if (
+                waits
                 and (not self._is_held(pending, now, pools_version) or pending.reason is Reason.POOL_OVERLOADED)
-            )
-        }
-        target_key = sort_keys.pop((queue, priority))
-        first = [at for at, sort_key in sort_keys.items() if sort_key < target_key]
-        frames = sum(self.entries[at].claimable for at in first)
-        return PendingPosition(len(first), frames, sum(sort_keys[at][0] < target_key[0] for at in first))
+                and (not pools or not pools.isdisjoint(self._pools_of(pending.key.cls)))
+                and (sort_key := self._sort_key(pending, now)) < target_key
+            ):
+                first.append((sort_key, pending))
+        frames = by_share = 0
+        lead: dict[ShowId, float] = {}  # what another show books before it is the turn of this one
+        for (usage, _), pending in sorted(first, key=itemgetter(0)):
+            ahead, show = pending.claimable, pending.key.show
+            if show != target.key.show:
+                cores = max(1, _ask(pending).cores)
+                lead.setdefault(show, self._cores_until(show, self._pools_of(pending.key.cls), usage, target_key[0]))
+                if (most := lead[show] / cores) < ahead:
+                    ahead = max(0, math.ceil(most))
+                lead[show] -= ahead * cores
+                by_share += ahead if usage < target_key[0] else 0
+            elif queue_rank(pending.priority, now - pending.since_s) > target_key[1]:
+                ahead = min(ahead, self._lacks_frames(pending))
+            frames += ahead
+        return PendingPosition(len(first), frames, by_share)
+
+    def _cores_until(self, show: ShowId, pools: Sequence[PoolId], usage: ShareUsage, other: ShareUsage) -> float:
+        """How much the show books before its usage is above that of another one: hundredths of cores."""
+        if usage[0] < other[0]:
+            return math.inf  # shows without a size come last
+        size = sum(self._shares[show, pool][0] for pool in pools if (show, pool) in self._shares)
+        return max(1.0, (other[1] - usage[1]) * (size or 1))
 
     def back_off(self, pending: PendingQueue, reason: Reason, seconds: float = BACKOFF_S) -> None:
         self._hold_changes += 1

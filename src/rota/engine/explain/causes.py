@@ -223,9 +223,11 @@ def accounting_unavailable(layer: Layer, why: DeclineReason | None) -> Cause:
 def order_causes(job: JobView, layer: Layer, position: QueuePosition, before: PendingPosition) -> Iterator[Cause]:
     """Work that is dispatched first, if any."""
     if before.by_share:
-        sentence = f"{before.frames} frames of other queues come first, because their shows use less of their size."
+        who = "1 frame" if before.by_share == 1 else f"{before.by_share} frames"
+        verb = "comes" if before.by_share == 1 else "come"
+        sentence = f"{who} of other shows {verb} first, because these use less of their size."
         yield cause(Reason.FAIR_SHARE, sentence, remedy=Reason.FAIR_SHARE.remedy(show=job.show), layer=layer)
-    ahead = (position.ahead or 0) + (0 if before.by_share else before.frames)
+    ahead = (position.ahead or 0) + before.frames - before.by_share
     if ahead:
         who = "1 frame is" if ahead == 1 else f"{ahead} frames are"
         yield cause(Reason.BEHIND, f"{who} ahead of it, by minimum, priority and waiting time.", layer=layer)

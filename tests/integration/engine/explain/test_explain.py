@@ -184,7 +184,7 @@ async def test_explain_fair_share_puts_shows_with_lower_usage_first(rig):
         await rig.turn()
     explanation = await rig.explainer.explain(job)
     assert codes(explanation) == ["pool_overloaded", "fair_share"]
-    assert explanation.reasons[1].sentence.startswith("3 frames of other queues come first")
+    assert explanation.reasons[1].sentence.startswith("3 frames of other shows come first")
     assert codes(await rig.explainer.explain(waiting)) == ["pool_overloaded"]
 
 
