@@ -57,6 +57,17 @@ def test_busy_shows_use_the_farm_in_proportion_to_their_sizes(runs_s, elsewhere)
     assert farm.shares()["film"] == pytest.approx(0.75, abs=0.02)
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=20))
+def test_free_slots_are_divided_by_size_however_many_shows_wait(sizes):
+    """As many slots as the shows have together become free at once, for frames that run for long."""
+    farm = SimulatedFarm({str(n): size for n, size in enumerate(sizes)}, slots=sum(sizes), round_s=ROUND_S)
+    for n in range(len(sizes)):
+        farm.submit(str(n), frames=20, runs_s=3600.0)
+    farm.run_until(10.0)
+    assert Counter(start.show for start in farm.starts) == {str(n): size for n, size in enumerate(sizes)}
+
+
 @pytest.mark.parametrize(("film_s", "short_s"), [(0.1, 10.0), (10.0, 0.1), (1.0, 60.0)])
 def test_frames_of_different_length_do_not_change_the_shares(film_s, short_s):
     farm = SimulatedFarm({"film": 96, "short": 32}, workers=4, slots=32)

@@ -55,7 +55,8 @@ def fair_frames_max(fair_share: float, used: float, turnover_per_s: float) -> in
     often all its frames end and are replaced in a second. A round of short frames may exceed the fair share, because
     it is over within `ROTATION_S`, and `FairBalances` serves the other shows first afterwards.
     """
-    return max(1, math.ceil(fair_share - used), math.floor(fair_share * turnover_per_s * ROTATION_S))
+    # Not rounded up: that would make a whole frame of the smallest balance, and the last shows would get none.
+    return max(1, math.floor(fair_share - used + 0.5), math.floor(fair_share * turnover_per_s * ROTATION_S))
 
 
 class FairBalances:
