@@ -300,7 +300,7 @@ class Dispatcher:
             finally:
                 # Let the next round claim while this one books.
                 for part in planned.parts:
-                    part.pending.busy = False
+                    part.pending.busy = part.pending.claimed = False
             if self.pending_queues.shows_waiting() > 1 or any(part.pending.claimable > 0 for part in planned.parts):
                 self._wake.set()
             for part in planned.parts:
@@ -363,7 +363,22 @@ class Dispatcher:
                 pending.notified = False
             if rescan:
                 await self._refresh(rescan)
+        if len(planned.parts) > 1:
+            await self._recount(planned)
         return found
+
+    async def _recount(self, planned: Round) -> None:
+        """Queues that were counted during the claim may seem to have frames that it got: read those together, or each
+        of them would need a round of its own to find that it is empty."""
+        uncertain = [
+            part.pending
+            for part in planned.parts
+            if not part.pending.counted and part.pending.arrivals == part.arrivals
+        ]
+        for pending in uncertain:
+            pending.claimed = True
+        if uncertain:
+            await self._refresh({pending.key.queue for pending in uncertain})
 
     async def _claim_parts(
         self, requests: Mapping[RoundPart, ClaimRequest]

@@ -85,6 +85,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     """`waiting` was read since the last notification."""
     busy: bool = False
     """One of our rounds is claiming from it."""
+    claimed: bool = False
+    """The claim has ended: what is read from now on does not include its frames."""
     held_until_s: float = 0.0
     held_at_change: int = 0
     """How often workers had got room when it was held."""
@@ -213,7 +215,8 @@ class PendingQueues:
         for at in self.entries if queues is None else arrivals:
             if (pending := self.entries.get(at)) is not None:
                 pending.waiting = pending.parked = 0
-                pending.counted = not pending.busy  # or what is being claimed would be subtracted again
+                # While a claim is under way, what it gets would be subtracted again.
+                pending.counted = pending.claimed or not pending.busy
         for candidate in found:
             if (key := keys.get(candidate.queue)) is not None:
                 self._count(candidate, key, ages_s, now)
@@ -328,6 +331,9 @@ class PendingQueues:
             return PendingPosition()
         now, pools_version = self._clock.monotonic(), self._pools_version()
         target_key, pools = self._sort_key(target, now), set(self._pools_of(target.key.cls))
+        # Queues of one group that came together have the same rank: their order is that of the group.
+        group = next((each for each in self._current_groups(now) if target in each.queues), None)
+        places = {pending: at for at, pending in enumerate(group.queues)} if group is not None else {}
         first: list[tuple[tuple[ShareUsage, QueueRank], PendingQueue]] = []
         for pending in self.entries.values():
             waits = pending is not target and pending.waiting > pending.parked
@@ -335,9 +341,10 @@ class PendingQueues:
                 waits
                 and (not self._is_held(pending, now, pools_version) or pending.reason is Reason.POOL_OVERLOADED)
                 and (not pools or not pools.isdisjoint(self._pools_of(pending.key.cls)))
-                and (sort_key := self._sort_key(pending, now)) < target_key
             ):
-                first.append((sort_key, pending))
+                sort_key = self._sort_key(pending, now)
+                if places[pending] < places[target] if pending in places else sort_key < target_key:
+                    first.append((sort_key, pending))
         frames = by_share = 0
         lead: dict[ShowId, float] = {}  # what another show books before it is the turn of this one
         for (usage, _), pending in sorted(first, key=itemgetter(0)):
@@ -349,8 +356,10 @@ class PendingQueues:
                     ahead = max(0, math.ceil(most))
                 lead[show] -= ahead * cores
                 by_share += ahead if usage < target_key[0] else 0
-            elif queue_rank(pending.priority, now - pending.since_s) > target_key[1]:
-                ahead = min(ahead, self._lacks_frames(pending))
+            elif (lacks := self._lacks_frames(pending)) and queue_rank(
+                pending.priority, now - pending.since_s
+            ) > target_key[1]:
+                ahead = min(ahead, lacks)
             frames += ahead
         return PendingPosition(len(first), frames, by_share)
 
