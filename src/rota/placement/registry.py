@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from typing import Final
@@ -86,6 +87,8 @@ class WorkerRegistry:
         self._lost_heard: set[UUID] = set()
         self._refusals = 0
         """Plans that found no capacity at all."""
+        self._unclaimed: set[CapacityReservation] = set()
+        """Those of rounds that do not know yet how many frames they get, so most of them may be free."""
         self._rankings: dict[PlacementRequirements, list[WorkerRanking]] = {}
         self._rankings_made = 0
         self._changes: dict[WorkerInfo, int] = {}
@@ -262,7 +265,8 @@ class WorkerRegistry:
     def preview_plan(
         self, requirements: PlacementRequirements, n: int, *, without: Collection[PoolId] = ()
     ) -> PlacementPlan:
-        """The plan that all replicas together would make now, regardless of ownership; for explanations.
+        """The plan that all replicas together would make now, regardless of ownership; for explanations. What rounds
+        have reserved that are still claiming is not told as full: it may be much more than they get.
 
         Costs a check of every worker, and is not counted in the metrics.
         """
@@ -270,9 +274,10 @@ class WorkerRegistry:
         self.sweep()
         pools = [pool for pool in eligible_pools(requirements, self.routes).pools if pool.id not in without]
         rankings = [WorkerRanking(requirements, pool, ignore_ownership=True) for pool in pools]
-        for ranking in rankings:
-            ranking.update(self.workers.values())
-        return self._make_plan(requirements, n, rankings, None, self._clock.monotonic())
+        with self._without_unclaimed():
+            for ranking in rankings:
+                ranking.update(self.workers.values())
+            return self._make_plan(requirements, n, rankings, None, self._clock.monotonic())
 
     def _make_plan(
         self,
@@ -299,13 +304,30 @@ class WorkerRegistry:
             self._uses += 1
             worker.used = self._uses
             self._mark_changed(worker)
-        return CapacityReservation(plan.need, shares, self._refusals)
+        reservation = CapacityReservation(plan.need, shares, self._refusals)
+        self._unclaimed.add(reservation)
+        return reservation
+
+    @contextmanager
+    def _without_unclaimed(self) -> Iterator[None]:
+        """As if rounds that are still claiming got nothing."""
+        unclaimed = [(each.need, each.shares) for each in self._unclaimed]
+        for need, shares in unclaimed:
+            for worker, n in shares:
+                worker.reserve(need, -n)
+        try:
+            yield
+        finally:
+            for need, shares in unclaimed:
+                for worker, n in shares:
+                    worker.reserve(need, n)
 
     def spread_again(
         self, requirements: PlacementRequirements, plan: PlacementPlan, reservation: CapacityReservation, frames: int
     ) -> PlacementPlan:
         """The plan for fewer frames than it was made for, spread anew: the workers that it fills first would get them
         all. `reservation` is changed with it."""
+        self._unclaimed.discard(reservation)
         if frames >= plan.planned or len(plan.portions) < 2 or not frames:
             self.shrink(reservation, frames)
             return plan
@@ -331,6 +353,7 @@ class WorkerRegistry:
 
     def shrink(self, reservation: CapacityReservation, frames: int) -> None:
         """Keep the reservation for the first `frames` of the plan, and release the rest."""
+        self._unclaimed.discard(reservation)
         kept: list[tuple[WorkerInfo, int]] = []
         released: list[tuple[WorkerInfo, int]] = []
         for worker, n in reservation.shares:
@@ -347,6 +370,7 @@ class WorkerRegistry:
 
     def unreserve(self, reservation: CapacityReservation, *, allocated: int = 0) -> None:
         """Release the reservation, of which so many frames were just allocated. Calling it again has no effect."""
+        self._unclaimed.discard(reservation)
         shares, reservation.shares = reservation.shares, []
         self._release(reservation.need, shares)
         if sum(n for _, n in shares) > allocated:

@@ -20,6 +20,8 @@ ROUNDS = 12
 """A plan is kept after five executions."""
 GROWN = effort(10_000, 1_000_000)
 BATCH = 1000
+COPIES = 10_000
+"""Rows copied by a statement: a million of them take longer than a statement may."""
 ANALYZE = sql("ANALYZE")
 READ = sql(
     """SELECT relname AS name, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
@@ -51,7 +53,7 @@ READ_HERE = """SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::integer FR
 COPY_PROCS = sql(
     """INSERT INTO rota.proc
        SELECT (jsonb_populate_record(
-         p, jsonb_build_object('token', 4503599627370496 + n, 'pk_host', gen_random_uuid()))).*
+         p, jsonb_build_object('token', 4503599627370496 + $3::integer + n, 'pk_host', gen_random_uuid()))).*
        FROM (SELECT p FROM rota.proc p WHERE pk_job = $2::uuid LIMIT 1) AS p, generate_series(1, $1::integer) AS n"""
 )
 
@@ -93,9 +95,10 @@ async def grow(farm):
     hanging("x")
     running = await farm.submit("hang", "x", show="plain")
     await farm.running("x")
-    await farm.database.run(COPY_DONE, GROWN)
-    await farm.database.run(COPY_ENDS, GROWN)
-    await farm.database.run(COPY_PROCS, GROWN, running)
+    for copied in range(0, GROWN, COPIES):
+        await farm.database.run(COPY_DONE, COPIES)
+        await farm.database.run(COPY_ENDS, COPIES)
+        await farm.database.run(COPY_PROCS, COPIES, running, copied)
 
 
 async def rows_read(database_url):

@@ -1,13 +1,15 @@
 """Reports of many workers end in one transaction, and none of them can affect the frames of another worker."""
 
 from collections import defaultdict
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
-from rota.engine.completion.report_consumer import _by_duration
-from rota.model.protocol import AttemptResult, AttemptStatus
+from rota.engine.completion.report_consumer import ReportConsumer, _by_duration
+from rota.model.protocol import AttemptResult, AttemptStatus, Report, encode
 from rota.model.token_ranges import count_tokens, to_ranges
+from tests.support.dispatch import Rig
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 
@@ -38,15 +40,21 @@ async def booked_on_three(cluster, *jobs):
     return submitted, tokens
 
 
-async def test_frames_of_many_workers_end_in_one_call(cluster, monkeypatch):
-    [job], tokens = await booked_on_three(cluster)
-    database, calls = cluster.replica.engine.database, []
+def count_statements(database, monkeypatch):
+    """The texts of statements that return rows, from now on."""
+    calls = []
 
     async def rows(statement, *args, real=database.rows, **more):
         calls.append(statement.text)
         return await real(statement, *args, **more)
 
     monkeypatch.setattr(database, "rows", rows)
+    return calls
+
+
+async def test_frames_of_many_workers_end_in_one_call(cluster, monkeypatch):
+    [job], tokens = await booked_on_three(cluster)
+    calls = count_statements(cluster.replica.engine.database, monkeypatch)
     result = await cluster.replica.engine.finisher.finish_succeeded(
         {worker: to_ranges(each) for worker, each in tokens.items()}
     )
@@ -55,6 +63,37 @@ async def test_frames_of_many_workers_end_in_one_call(cluster, monkeypatch):
         worker: len(each) for worker, each in tokens.items()
     }
     assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_reports_of_sixty_workers_end_in_one_transaction(database, redis, monkeypatch):
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 120})
+    rig.route({"*": ("farm",)})
+    for number in range(60):
+        rig.beat(f"w{number}", slots=2, cores=200, capabilities=("task.noop",))
+    jobs = [await rig.submit("film", frames=60, job={"priority": priority}) for priority in (5, 8)]
+    await rig.settle()
+    tokens = defaultdict(list)
+    for row in await database.rows(PROCS):
+        tokens[row["pk_host"]].append(row["token"])
+    assert {len(each) for each in tokens.values()} == {2}
+    waits = await rig.submit("film")
+    await rig.settle()
+    [full, limit] = sorted((await rig.explainer.explain(waits)).reasons, key=lambda reason: reason.code)
+    assert (full.code, full.considered, limit.code, limit.amounts.have) == (
+        "pool_overloaded",
+        60,
+        "quota_subscription",
+        120,
+    )
+    calls, ended = count_statements(database, monkeypatch), []
+    consumer = ReportConsumer(rig.dispatcher.finisher, ended.append)
+    reports = [Report(worker=worker, done=to_ranges(each), took_ms=20) for worker, each in tokens.items()]
+    answers = await consumer.handle([SimpleNamespace(data=encode(report)) for report in reports])
+    assert set(answers) == {None}
+    assert sum(STATEMENTS in text for text in calls) == 1
+    assert sum(count_tokens(freed) for result in ended for freed in result.freed.values()) == 120
+    assert [(await rig.explainer.explain(job)).state for job in jobs] == ["SUCCEEDED"] * 2
 
 
 async def test_false_report_of_one_worker_affects_no_frame_of_another(cluster):

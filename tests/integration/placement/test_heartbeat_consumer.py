@@ -60,6 +60,22 @@ async def test_heartbeat_registers_a_worker(bus):
         await until(lambda: fleet.registry.fitting_frames(FRAME) == 10, what="the worker")
 
 
+async def test_unchanged_heartbeats_change_no_ranking(bus):
+    async with consuming(bus) as fleet:
+        registry = fleet.registry
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat())
+        await until(lambda: registry.fitting_frames(FRAME) == 10, what="the worker")
+        before = registry._change
+        for number in range(2, 6):
+            await bus.publish_core(HEARTBEAT_SUBJECT, beat(number))
+        await until(lambda: fleet.worker().number == 5, what="the last heartbeat")
+        assert registry._change == before
+        assert not registry.explain(FRAME).passed
+        await bus.publish_core(HEARTBEAT_SUBJECT, beat(6, slots=4))
+        await until(lambda: registry.fitting_frames(FRAME) == 4, what="fewer slots")
+        assert registry._change > before
+
+
 async def test_lost_worker_is_removed_and_its_later_heartbeats_are_ignored(bus):
     async with consuming(bus) as fleet:
         await bus.publish_core(HEARTBEAT_SUBJECT, beat())

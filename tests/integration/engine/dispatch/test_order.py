@@ -80,6 +80,9 @@ async def test_short_jobs_of_several_producers_end_before_a_long_one_that_came_l
     five = Submission(show="film", layers=(LayerSpec(task="noop", frames=5),))
     short = [made.job for each in await asyncio.gather(*(one.submit([five]) for one in producers)) for made in each]
     long = await cluster.submit("noop", frames=3000)
+    explain = cluster.replica.engine.explainer.explain
+    ahead = [(await explain(job)).layers[0].position.ahead for job in (*short, long)]
+    assert (sorted(ahead[:-1]), ahead[-1]) == ([0, 5, 10, 15], 20)
     await cluster.worker(slots=4)
     for job in short:
         assert await cluster.ended(job) == "SUCCEEDED"
@@ -101,6 +104,31 @@ async def test_classes_that_come_together_start_without_a_timer(cluster, monkeyp
         await cluster.running(name)
 
 
+async def test_class_that_waits_for_the_claim_of_another_is_not_told_that_workers_are_full(
+    database, redis, monkeypatch
+):
+    rig = await Rig(database, redis).open()
+    await rig.show("film", {"farm": 8})
+    rig.route({"*": ("farm",)})
+    rig.beat("w", slots=4, capabilities=("task.noop",))
+    jobs = [await rig.submit("film", cores=cores) for cores in (1, 2)]
+    await rig.dispatcher._refresh_all(always=True)
+    [first] = [each for each in rig.pending_queues.entries.values() if each.key.cls.cores == 100]
+    first.counted = False  # it may have any number of frames
+    claim_each, explanations = rig.queue.claim_each, []
+
+    async def explain_and_claim(*given):
+        explanations.append(await rig.explainer.explain(jobs[1]))
+        return await claim_each(*given)
+
+    monkeypatch.setattr(rig.queue, "claim_each", explain_and_claim)
+    for _ in range(2):
+        async with asyncio.TaskGroup() as tasks:
+            await rig.dispatcher._start_rounds(tasks)
+    assert {reason.code for reason in explanations[0].reasons} <= {"behind"}
+    assert [await rig.started(job) for job in jobs] == [1, 1]
+
+
 async def test_time_for_which_a_queue_was_idle_is_no_waiting_time(cluster):
     await cluster.show(burst=1, size=1)
     await cluster.worker()
@@ -109,13 +137,18 @@ async def test_time_for_which_a_queue_was_idle_is_no_waiting_time(cluster):
     dispatcher = cluster.replica.engine.dispatcher
     for part in (dispatcher.pending_queues, dispatcher.reader):
         part._clock = LaterClock()  # and never an earlier one again
+    jobs = {}
     for name, priority in (("first", 8), ("lower", 5), ("higher", 6)):
         hanging(name)
-        await cluster.submit("hang", name, priority=priority)
+        jobs[name] = await cluster.submit("hang", name, priority=priority)
         if name == "first":
             await cluster.running("first")
     refused = dispatcher.pending_queues.frames_by_reason
     await until(lambda: refused().get("quota_subscription") == 2, what="both jobs at the share")
+    for name in ("lower", "higher"):
+        [reason] = (await cluster.replica.engine.explainer.explain(jobs[name])).reasons
+        assert (reason.code, reason.amounts.have, reason.amounts.limit) == ("quota_subscription", 1, 1)
+        assert [holder.id for holder in reason.holders] == [jobs["first"]]
     gates["first"].set()
     await until(lambda: len(seen["began"]) == 3, what="the next frame")
     assert seen["began"] == ["earlier", "first", "higher"]
@@ -126,9 +159,12 @@ async def test_frames_of_a_small_job_are_spread_over_idle_workers(cluster):
     for number in range(4):
         await cluster.worker(f"w{number}", slots=8)
     hanging("x")
-    await cluster.submit("hang", "x", frames=8)
+    job = await cluster.submit("hang", "x", frames=8)
     await cluster.running("x", 8)
     frames = [row["frames"] for row in await cluster.database.rows(BY_WORKER)]
+    explanation = await cluster.replica.engine.explainer.explain(job)
+    assert sorted(run.frames for run in explanation.running) == sorted(frames)
+    assert (explanation.reasons, explanation.sentence) == ((), "No frame of it is waiting.")
     # Measured load counts as up to a frame, and differs from worker to worker.
     assert len(frames) == 4
     assert max(frames) - min(frames) <= 2
@@ -143,13 +179,23 @@ async def test_shares_of_a_pool_are_kept_whatever_other_pools_hold(cluster):
         lambda admin: admin.create_subscription("short", "other", size=1000, burst=1000, actor="test")
     )
     hanging("x")
-    for show in ("film", "short"):
-        await cluster.submit("hang", "x", frames=20, show=show)
+    jobs = [await cluster.submit("hang", "x", frames=20, show=show) for show in ("film", "short")]
     queues = cluster.replica.engine.dispatcher.pending_queues
     await until(lambda: queues.shows_waiting() == 2, what="both shows")
     await cluster.worker(slots=8)
     await cluster.running("x", 8)
     assert {row["str_name"]: row["n"] for row in await cluster.database.rows(BY_SHOW)} == {"film": 6, "short": 2}
+    await until(lambda: queues.frames_by_reason() == {"pool_overloaded": 32}, what="a full pool")
+    explanations = [await cluster.replica.engine.explainer.explain(job) for job in jobs]
+    for explanation in explanations:
+        full = explanation.reasons[0]
+        assert (full.code, {each.name: each.frames for each in full.holders}) == (
+            "pool_overloaded",
+            {"film": 6, "short": 2},
+        )
+    assert sum(each.layers[0].position.frames_before for each in explanations) == 1, (
+        "both have their share: one is first"
+    )
 
 
 async def test_end_of_a_round_does_not_end_the_claim_of_the_next(cluster, monkeypatch):
@@ -257,9 +303,15 @@ async def test_minimum_of_a_folder_or_department_is_served_first(database, redis
         await rig._change("create_dept", "owed")
         await rig._change("create_point", "film", "owed", caps=caps)
     rig.route({"*": ("farm",)})
+    rig.beat("w", slots=1, capabilities=("task.noop",))
+    await rig.submit("film")
+    await rig.settle()
     first = await rig.submit("film", frames=10, job={"priority": 8})
     owed = await rig.submit("film", frames=10, job={"priority": 1, level: "owed"})
-    rig.beat("w", slots=5, capabilities=("task.noop",))
+    await rig.settle()
+    positions = [(await rig.explainer.explain(job)).layers[0].position for job in (owed, first)]
+    assert [position.frames_before for position in positions] == [0, 2]
+    rig.beat("w", slots=6, capabilities=("task.noop",))
     await rig.settle()
     assert [await rig.started(job) for job in (owed, first)] == [2, 3]
     explanation = await rig.explainer.explain(first)
