@@ -18,6 +18,7 @@ Options in the URL cannot weaken these: Rota's are applied last.
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ import redis.asyncio
 from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 from redis.exceptions import ReadOnlyError
 
 from rota.infra.redis.connection import CONNECTION_CLASSES
@@ -63,7 +65,14 @@ def _pool_options(target: RedisTarget) -> dict[str, Any]:
         "retry_on_timeout": False,
         "protocol": 2,
         "decode_responses": False,
+        "driver_info": _driver_info(),
     }
+
+
+@cache
+def _driver_info() -> DriverInfo:
+    """What connections tell the server of redis-py. Without it each new connection reads the package's metadata."""
+    return DriverInfo()
 
 
 class PoolUse(msgspec.Struct, frozen=True):
