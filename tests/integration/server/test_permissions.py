@@ -39,7 +39,7 @@ SELECT c.relname AS name FROM pg_class c
 WHERE c.relnamespace = 'rota'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER BY 1""")
 # Tables that servers write in the background.
 BACKGROUND_TABLES = {
-    *("lease", "outbox", "queue_ring_rotations"),
+    *("lease", "outbox", "queue_owners", "queue_ring_rotations"),
     *("queue_terminal_count_deltas", "queue_terminal_live_counts", "queue_terminal_rollups"),
 }
 DIGEST = """
