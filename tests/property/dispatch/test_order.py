@@ -31,7 +31,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=effort(30, 10_000), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=effort(15, 10_000), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(JOBS, st.integers(1, 3), st.integers(1, 6))
 def test_no_frame_starts_before_one_of_higher_rank_of_its_show(jobs, workers, slots):
     farm = SimulatedFarm({"film": 4, "short": 2}, workers=workers, slots=slots, reads_s=300.0, beats_s=600.0)
