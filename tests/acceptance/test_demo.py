@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.harness.made_data import copy_made
 from tests.support.harness.servers import options_for_tests
 from tests.support.waiting import until
 
@@ -37,7 +37,7 @@ def slow(until):
 @pytest.fixture
 def env(tmp_path, made_data):
     """Environment of commands: a private data directory and a free port."""
-    shutil.copytree(made_data, tmp_path / ".rota")
+    copy_made(made_data, tmp_path / ".rota")
     bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(tmp_path).bins.items()}
     return {"ROTA_LISTEN_PORT": "0", "COLUMNS": "200", "PATH": f"{BIN}:{os.environ['PATH']}", **bins}
 

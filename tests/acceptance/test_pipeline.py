@@ -1,7 +1,6 @@
 """The pipeline as users see it: large layers, shared pools, lost workers, changed caps, Ctrl-C."""
 
 import asyncio
-import shutil
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from tests.chaos.pipeline.deployment import STUCK
 from tests.chaos.pipeline.deployment import Farm as ProcessFarm
 from tests.chaos.pipeline.history import violations
 from tests.support.harness.effort import effort
+from tests.support.harness.made_data import copy_made
 from tests.support.harness.servers import options_for_tests
 from tests.support.jobs import NO_EVENTS
 from tests.support.queue import sql
@@ -167,7 +167,7 @@ class Up:
     def __init__(self, spawn, folder, made_data):
         self.spawn = spawn
         self.data = folder / "data"
-        shutil.copytree(made_data, self.data)
+        copy_made(made_data, self.data)
         self.runs = folder / "runs"
         self.runs.mkdir()
         bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(folder).bins.items()}

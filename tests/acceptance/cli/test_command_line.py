@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 
 from rota.model.errors import DataDirInUse
+from tests.support.harness.made_data import copy_made
 from tests.support.harness.servers import options_for_tests
 from tests.support.waiting import until
 
@@ -23,12 +23,13 @@ ROTA = str(Path(sys.executable).with_name("rota"))
 
 
 @pytest.fixture
-async def rota(spawn, tmp_path, made_data):
+async def rota(request, spawn, tmp_path):
     """Starts `rota …` in a private directory, on a free port."""
-    shutil.copytree(made_data, tmp_path / "data")
     bins = {f"ROTA_LOCAL_{name.upper()}_BIN": path for name, path in options_for_tests(tmp_path).bins.items()}
 
     async def start(*args, env=None):
+        if args[0] == "up" and not (tmp_path / "data").exists():
+            copy_made(request.getfixturevalue("made_data"), tmp_path / "data")
         settings = {
             "ROTA_LISTEN_PORT": "0",
             "ROTA_LOCAL_DATA_DIR": str(tmp_path / "data"),

@@ -7,6 +7,7 @@ still open when its test ends is a leak of that test, and is terminated.
 """
 
 import asyncio
+import select
 
 import asyncpg
 
@@ -64,7 +65,7 @@ class Connections:
         if dsn not in self._kept_urls or loop not in _loops or "connection_class" in options:
             return await _connect(dsn, **options)
         key = (dsn, id(loop), repr(sorted(options.items())))
-        connection = await self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
+        connection = self._taken(key) or await _connect(dsn, connection_class=KeptConnection, **options)
         connection.keeper, connection.key = self, key
         self._lent.add(connection)
         return connection
@@ -122,21 +123,14 @@ class Connections:
         parked = [item for key, kept in list(self._parked.items()) if key[0] == url for item in list(kept)]
         return [item for item in parked if _alive(item)]
 
-    async def _taken(self, key):
+    def _taken(self, key):
         kept = self._parked.get(key, [])
         while kept:
             connection = kept.pop()
             connection.parked = False
-            try:
-                # A loop that was not running has not noticed a connection closed by the server.
-                await connection.execute("SELECT 1", timeout=RESET_TIMEOUT_S)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                connection.terminate()
-            except BaseException:
-                connection.terminate()
-                raise
-            else:
+            if _is_silent(connection):
                 return connection
+            connection.terminate()
         return None
 
     def _cut(self, connection):
@@ -146,3 +140,15 @@ class Connections:
 
 def _alive(connection):
     return not asyncpg.Connection.is_closed(connection)
+
+
+def _is_silent(connection):
+    """Whether the server has neither closed the connection nor sent anything, such as the reason why it ends it.
+
+    A loop that was not running has not noticed either.
+    """
+    if not _alive(connection) or connection._transport.is_closing():
+        return False
+    readable = select.poll()
+    readable.register(connection._transport.get_extra_info("socket"), select.POLLIN)
+    return not readable.poll(0)

@@ -1,6 +1,8 @@
 """Fixtures and hooks of all tests. Loaded by pytest as a plugin (see pyproject)."""
 
 import asyncio
+import fcntl
+import gc
 import itertools
 import os
 import shutil
@@ -20,6 +22,8 @@ from rota.local import LocalStack
 from tests.support.harness.connections import Connections, lend_in
 from tests.support.harness.databases import DatabasePool, fresh_database
 from tests.support.harness.durations import Durations
+from tests.support.harness.made_data import copy_made
+from tests.support.harness.nats_admin import NatsAdmin
 from tests.support.harness.second_process import SecondProcess
 from tests.support.harness.servers import (
     REDIS_DATABASES,
@@ -60,6 +64,12 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if "soak" not in item.keywords]
         config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
         items[:] = chosen
+
+
+def pytest_collection_finish():
+    """What was imported and collected, half a million objects, stays to the end: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -237,30 +247,35 @@ def nats_url(stack):
     return stack.nats_url
 
 
-@pytest.fixture
-async def bus_prefix(nats_url):
-    """A unique prefix for stream names; streams with it are deleted afterwards."""
-    import nats
+@pytest.fixture(scope="session")
+def _nats_admin(stack):
+    admin = NatsAdmin(stack.nats_url)
+    yield admin
+    admin.close()
 
+
+@pytest.fixture
+def bus_prefix(_nats_admin):
+    """A unique prefix for stream names; streams with it are deleted afterwards."""
     prefix = f"T{os.environ.get('PYTEST_XDIST_WORKER', 'main').upper()}X{next(NUMBERS)}"
     yield prefix
-    client = await nats.connect(nats_url)
-    manager = client.jsm()
-    for stream in await manager.streams_info():
-        if stream.config.name.startswith(f"{prefix}_") or stream.config.name == prefix:
-            await manager.delete_stream(stream.config.name)
-    await client.close()
+    _nats_admin.delete_streams(prefix)
 
 
 @pytest.fixture(scope="session")
 def made_data(tmp_path_factory):
-    """A data directory of a stack that was started and stopped; copying it saves an initdb."""
-    directory = tmp_path_factory.mktemp("made") / "data"
-
-    # In a separate process, because this one may be running an event loop.
-    owner = [sys.executable, "-m", "tests.integration.local.stack_owner", str(directory)]
-    subprocess.run(owner, input=b"\n", check=True, capture_output=True, timeout=60)
-    (directory / "state.json").unlink()  # each copy chooses its own ports
+    """A data directory with a migrated schema, see `harness.made_data`; made by the first process that needs it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    directory = shared / "made" / "data"
+    directory.parent.mkdir(exist_ok=True)
+    with (directory.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory.parent / "done").exists():
+            # In a separate process, because this one may be running an event loop.
+            maker = [sys.executable, "-m", "tests.support.harness.made_data", str(directory)]
+            subprocess.run(maker, check=True, capture_output=True, timeout=60)
+            (directory.parent / "done").touch()
     return directory
 
 
@@ -272,7 +287,7 @@ async def private_stack(request):
     async def start(*servers, **options):
         directory = Path(tempfile.mkdtemp(prefix="rota-test-"))
         if "postgres" in servers:
-            shutil.copytree(request.getfixturevalue("made_data"), directory, dirs_exist_ok=True)
+            copy_made(request.getfixturevalue("made_data"), directory)
         stack = LocalStack(options_for_tests(directory, servers=servers, **options))
         started.append((stack, directory))
         await stack.start()
