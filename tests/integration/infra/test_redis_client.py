@@ -10,6 +10,8 @@ from rota.infra.redis import PoolUse, RedisTarget, check_server, client, connect
 from rota.model.errors import EvictingRedis, InvalidSetting, LoginRefused, RedisUnavailable, SetupFailed
 from tests.support.waiting import until
 
+LIBRARY = ("lib-name", "lib-ver")
+"""Shown by Redis 7.2 and newer."""
 UNREACHABLE_URL = "redis://:s3cret@127.0.0.1:1/0"
 
 
@@ -44,6 +46,15 @@ async def test_healthy_server_answers_in_bytes_under_the_client_name(connected, 
     await one.set("k", "v", px=60_000)
     assert await one.get("k") == b"v"
     assert (await one.client_info())["name"] == "rota"
+
+
+async def test_new_connection_names_its_library_without_reading_package_metadata(connected, redis_url, monkeypatch):
+    expected = await connected(redis_url).client_info()
+    read = []
+    monkeypatch.setattr("redis.utils.get_lib_version", lambda: read.append("redis"))
+    info = await connected(redis_url).client_info()
+    assert [info.get(name) for name in LIBRARY] == [expected.get(name) for name in LIBRARY]
+    assert read == []
 
 
 async def test_wrong_password_is_refused_without_being_shown(connected, stack):
