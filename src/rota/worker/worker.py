@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from random import SystemRandom
 
@@ -73,6 +74,7 @@ def _log_level(streak: int) -> int:
     return 30 if streak == 3 or streak % 20 == 0 else 10
 
 
+@cache
 def _rota_version() -> str:
     try:
         return version("rota")

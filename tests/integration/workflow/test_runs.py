@@ -1,6 +1,5 @@
 """Workflow runs on real servers: what steps do, the values they pass on, and how runs end."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -322,5 +321,5 @@ async def test_concurrent_runs_are_independent(workflows):
         output={"n": "${steps.b.output}"},
     )
     started = await workflows.commands.start_many("film", "flow", [{"n": n} for n in range(100)], actor="ann")
-    runs = await asyncio.gather(*(workflows.ended(each.run) for each in started))
+    runs = [await workflows.ended(each.run) for each in started]
     assert [run.output["n"] for run in runs] == [n * n for n in range(100)]
