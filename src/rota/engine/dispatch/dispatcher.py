@@ -373,7 +373,7 @@ class Dispatcher:
         uncertain = [
             part.pending
             for part in planned.parts
-            if not part.pending.counted and part.pending.arrivals == part.arrivals
+            if not part.pending.counted and part.pending.claimable > 0 and part.pending.arrivals == part.arrivals
         ]
         for pending in uncertain:
             pending.claimed = True
