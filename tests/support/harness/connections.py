@@ -16,7 +16,7 @@ RESET = (
     "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET SESSION AUTHORIZATION; RESET ALL; DISCARD SEQUENCES;"
     " DISCARD TEMP"
 )
-PARKED_MAX = 8
+PARKED_MAX = 12
 """Per database, loop and options; the server has 200 connections for all test processes."""
 RESET_TIMEOUT_S = 2.0
 _loops = set()
