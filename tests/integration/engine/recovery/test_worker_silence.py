@@ -57,7 +57,7 @@ async def test_server_restart_keeps_frames_of_workers_it_has_not_heard_yet(farm,
     monkeypatch.setattr(reconciler, "DELIVERY_S", -100.0)
     job, gate = await running_frame(farm)
     [worker] = farm.replica.engine.registry.workers
-    await until(lambda: farm.replica.redis.exists("sys:workers:snapshot"), what="a snapshot with the worker")
+    await until(lambda: _is_in_snapshot(farm, worker), what="a snapshot with the worker")
     restarted = await farm.server()
     assert not restarted.engine.registry.workers[worker].confirmed, "it is known from the snapshot alone"
     await restarted.engine.recovery.reconcile_allocations()
@@ -147,10 +147,7 @@ async def test_heartbeat_interval_lowered_by_a_restart_does_not_apply_to_earlier
     await running_frame(farm)
     [worker] = farm.replica.engine.registry.workers
 
-    async def in_snapshot():
-        return str(worker).encode() in (await farm.replica.redis.get("sys:workers:snapshot") or b"")
-
-    await until(in_snapshot, what="a snapshot with the worker")
+    await until(lambda: _is_in_snapshot(farm, worker), what="a snapshot with the worker")
     farm.settings = msgspec.structs.replace(farm.settings, worker=Settings().worker, registry=Settings().registry)
     restarted = await farm.server()
     await until(lambda: restarted.engine.members.hears_itself_since, what="a server that may judge silence")
@@ -213,3 +210,7 @@ async def test_new_leader_tells_a_worker_that_another_leader_declared_lost(farm)
         await recovery._broadcast_liveness()
         while worker not in decode(WorkerLiveness, (await messages.get()).data).lost:
             pass
+
+
+async def _is_in_snapshot(farm, worker):
+    return str(worker).encode() in (await farm.replica.redis.get("sys:workers:snapshot") or b"")
