@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.pending_queues import GUESS_FRAMES, PendingQueue, PendingQueues, QueueKey
+from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues, QueueKey
 from rota.engine.dispatch.rounds import RoundPlanner
 from rota.placement import requirements_of
 from tests.support.placement import Fleet, id_of, pool, routes
@@ -98,30 +98,27 @@ def test_round_does_not_wait_for_rounds_in_other_pools(rounds):
     assert rounds.turn() == [SLOTS]
 
 
-def test_queues_that_are_not_counted_yet_share_a_round(rounds):
-    queues = [rounds.queue("film", frames=1, name=str(number), counted=False) for number in range(10)]
+def plan_first(rounds):
+    """The frames of each queue in the first round."""
     order = rounds.queues.order()
     found = rounds.planner.plan_round(next(iter(order)), order)
-    assert {part.pending.key.queue for part in found.parts} == {each.key.queue for each in queues}
+    return {part.pending.key.queue.rsplit("/", 1)[1]: part.plan.planned for part in found.parts}
 
 
-def test_queue_that_had_more_than_was_tried_gets_more_in_the_next_round(rounds):
-    large = rounds.queue("film", frames=1, name="large", counted=False, priority=8)
-    rounds.queue("film", frames=1, name="small", counted=False)
-    planned = []
-    for _ in range(2):
-        order = rounds.queues.order()
-        found = rounds.planner.plan_round(next(iter(order)), order)
-        planned.append(found.parts[0].plan.planned)
-        for part in found.parts:
-            part.pending.busy = False
-            rounds.fleet.registry.unreserve(part.reservation)
-        rounds.queues.frames_claimed(large, planned[-1], planned[-1], large.arrivals, ended=False)
-    assert planned == [8, 64]
+def test_queues_that_are_not_counted_yet_divide_a_round(rounds):
+    for number in range(10):
+        rounds.queue("film", frames=1, name=str(number), counted=False)
+    assert plan_first(rounds) == {str(number): 10 for number in range(10)}
 
 
-def test_frames_of_queues_that_were_counted_say_nothing_about_what_comes_later(rounds):
-    pending = rounds.queue("film", frames=2)
-    for _ in range(2):
-        rounds.queues.frames_claimed(pending, 1, 1, pending.arrivals, ended=True)
-    assert pending.guess == GUESS_FRAMES
+def test_queue_that_is_not_counted_leaves_nothing_to_lower_ranks(rounds):
+    rounds.queue("film", frames=5, name="counted", priority=8)
+    rounds.queue("film", frames=1, name="new", counted=False)
+    rounds.queue("film", frames=1, name="lower", priority=4)
+    assert plan_first(rounds) == {"counted": 5, "new": 95}
+
+
+def test_queue_that_came_later_does_not_divide_what_an_older_one_may_need(rounds):
+    rounds.queue("film", frames=1, name="old", counted=False).since_s = rounds.fleet.clock.now_s - 10.0
+    rounds.queue("film", frames=1, name="new").since_s = rounds.fleet.clock.now_s
+    assert plan_first(rounds) == {"old": 100}

@@ -54,7 +54,8 @@ SAME_ARRIVAL_S: Final = 0.001
 """Times of arrival that differ by less are the same: they are computed from ages."""
 BATCH_FRAMES_MAX: Final = 512
 PROBE_FRAMES: Final = 16
-GUESS_FRAMES: Final = 8
+TOGETHER_S: Final = 1.0
+"""Queues of one priority whose first frames came within this time may be served in any order."""
 ENTRIES_MAX: Final = 10_000
 
 NOTHING: Final[Mapping[PoolId, Usage]] = {}
@@ -106,8 +107,6 @@ class PendingQueue(msgspec.Struct, eq=False):
     """How often limits, workers or routes have changed so far."""
     alone: bool = False
     """Its last round failed, perhaps because of one of its frames: until a round succeeds it shares none."""
-    guess: int = GUESS_FRAMES
-    """How many frames it is expected to have at least while it is not counted."""
 
     @property
     def claimable(self) -> int:
@@ -116,10 +115,6 @@ class PendingQueue(msgspec.Struct, eq=False):
     def frames_claimable(self, most: int) -> int:
         """How many frames it may have, if it gets `most`: until it is counted it may have any number."""
         return min(most, self.claimable) if self.counted else most
-
-    def frames_expected(self, most: int) -> int:
-        """The same for a round that serves other queues, too: of a queue that is not counted it tries a few."""
-        return min(most, self.claimable if self.counted else self.guess)
 
 
 class BookingMoment(NamedTuple):
@@ -540,11 +535,8 @@ class PendingQueues:
         if pending.arrivals != arrivals:
             pending.counted = False
         if got == asked:
-            if got >= pending.guess:
-                pending.guess = min(BATCH_FRAMES_MAX, pending.guess * GUESS_FRAMES)
             pending.waiting = max(pending.waiting - got, pending.parked + (0 if pending.counted else 1))
         elif ended:
-            pending.guess = GUESS_FRAMES
             pending.waiting = pending.parked + pending.arrivals - arrivals
         if pending.waiting > pending.parked:
             self._groups.changed(pending)  # it may have seemed to be empty meanwhile
@@ -601,6 +593,14 @@ class PendingQueues:
     def _is_contending(pending: PendingQueue, now: float) -> bool:
         held = pending.held_until_s > now and pending.reason not in _CAPACITY_REASONS
         return pending.waiting > pending.parked and not held
+
+    def came_together(self, one: PendingQueue, other: PendingQueue) -> bool:
+        """Whether neither of them has precedence that a user would notice."""
+        return (
+            one.priority == other.priority
+            and abs(one.since_s - other.since_s) <= TOGETHER_S
+            and (self._lacks_frames(one) > 0) == (self._lacks_frames(other) > 0)
+        )
 
     def budget_of(self, pending: PendingQueue) -> int:
         """Maximum number of frames that quota may allow."""

@@ -6,8 +6,9 @@ messages) costs about as much for many queues as for one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from rota.engine.dispatch.ordering import SchedulingOrder
@@ -80,28 +81,52 @@ class RoundPlanner:
         if room < pending.frames_claimable(most) and self._is_small(room, order, under_way):
             order.hold_pools()
             return None
-        followers = (each for each in order.followers() if not each.alone)
-        following = None if pending.alone else next(followers, None)
-        part = self._plan_part(
-            pending, pending.frames_claimable(most) if following is None else pending.frames_expected(most)
-        )
-        if part is None:
-            return None
-        parts, lanes = [part], len(pending.lanes)
-        left, misses = most - part.plan.planned, 0
-        for follower in islice(chain([following], followers), QUEUES_MAX - 1) if following is not None else ():
-            lanes += len(follower.lanes)
-            if left <= 0 or lanes > LANES_MAX or misses == MISSES_MAX:
-                break
-            part = self._plan_part(follower, follower.frames_expected(left))
-            if part is not None:
-                parts.append(part)
-                left -= part.plan.planned
-            else:
-                misses += 1
+        parts = self._plan_parts(pending, most, min(most, room), order)
         for each in parts:
             each.pending.busy = True
-        return Round(parts)
+        return Round(parts) if parts else None
+
+    def _plan_parts(
+        self, pending: PendingQueue, most: int, room: int, order: SchedulingOrder[PendingQueue]
+    ) -> list[RoundPart]:
+        """Empty: nothing of the first queue fits."""
+        parts: list[RoundPart] = []
+        planned = lanes = misses = portion = 0
+        for each, dividing in self._queues_of_round(pending, order):
+            lanes += len(each.lanes)
+            if parts and (planned >= most or lanes > LANES_MAX or misses == MISSES_MAX):
+                break
+            left = most - planned
+            if dividing:
+                portion = portion or max(1, (room - planned) // dividing)
+                left = min(left, portion)
+            part = self._plan_part(each, each.frames_claimable(left))
+            if part is not None:
+                parts.append(part)
+                planned += part.plan.planned
+            elif not parts:
+                break
+            else:
+                misses += 1
+        return parts
+
+    def _queues_of_round(
+        self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]
+    ) -> Iterator[tuple[PendingQueue, int]]:
+        """Queues that a round may serve, in their order; and, if they divide what is left, their number.
+
+        A queue that is not counted may have any number of frames, and a lower rank must not be served before them. So
+        it and those that came together with it divide what is left, and are the last ones.
+        """
+        followers = () if pending.alone else (each for each in order.followers() if not each.alone)
+        queues = islice(chain([pending], followers), QUEUES_MAX)
+        for each in queues:
+            if each.counted:
+                yield each, 0
+                continue
+            together = [each, *takewhile(partial(self.pending_queues.came_together, each), queues)]
+            yield from ((member, len(together)) for member in together)
+            return
 
     @staticmethod
     def _is_small(room: int, order: SchedulingOrder[PendingQueue], under_way: Iterable[Round]) -> bool:
