@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from rota.engine.recovery.table_maintenance import COUNTED_WITHIN_S, INTERVAL_S
+from rota.engine.recovery.table_maintenance import COUNTED_WITHIN_S, GROWTH, INTERVAL_S
 from rota.model.jobs.submission import LayerSpec, RetrySpec, Submission
 from rota.placement.route_store import RouteStore
 from tests.support.harness.effort import effort
@@ -35,6 +35,7 @@ ROWS_MAX = 20 * GROWN
 UNKNOWN_SIZE = sql(
     "SELECT count(*) FROM pg_class WHERE oid = ANY ('{rota.job,rota.layer}'::regclass[]) AND reltuples < $1"
 )
+"""Tables that were analysed while they grew are not analysed again before they have `GROWTH` times as many rows."""
 COPY_DONE = sql(
     """INSERT INTO rota.job_done
        SELECT (jsonb_populate_record(d, jsonb_build_object('pk_job', gen_random_uuid()))).*
@@ -125,7 +126,7 @@ async def test_statements_planned_for_tiny_tables_are_planned_again_for_large_on
         await grow(farm)
 
         async def is_analyzed():
-            return await farm.database.value(UNKNOWN_SIZE, GROWN / 2) == 0
+            return await farm.database.value(UNKNOWN_SIZE, GROWN / GROWTH) == 0
 
         await until(is_analyzed, within_s=ANALYZED_S, what="new statistics")
         before = await rows_read(database_url)
