@@ -1,4 +1,4 @@
-"""How large a round is, and which rounds wait for those that are under way."""
+"""How large a round is, and which queues it serves."""
 
 from uuid import UUID
 
@@ -13,38 +13,27 @@ SLOTS = 100
 
 
 class Rounds:
-    """A planner for workers with 100 slots in each of two pools."""
+    """A planner for a worker with 100 slots."""
 
     def __init__(self):
-        self.fleet = Fleet(routes({"*": ("farm",), "other": ("second",)}, pool("farm"), pool("second")))
+        self.fleet = Fleet(routes({"*": ("farm",)}, pool("farm")))
         self.queues = PendingQueues(self.fleet.clock, self.fleet.registry.usable_pools)
         self.planner = RoundPlanner(self.queues, self.fleet.registry)
-        for name, where in (("w", "farm"), ("v", "second")):
-            self.fleet.beat(name, pool=where, slots=SLOTS, cores=100 * SLOTS)
-        self.under_way = []
+        self.fleet.beat(slots=SLOTS, cores=100 * SLOTS)
 
-    def queue(self, show, frames, topic="t", priority=5, *, counted=True, name="q"):
-        key = QueueKey(f"{show}/{topic}/{name}", id_of(show), UUID(int=1), UUID(int=2), requirements_of(topic))
+    def queue(self, show, frames, topic="t", priority=5, *, counted=True, name="q", cores=100):
+        needs = requirements_of(topic, cores=cores)
+        key = QueueKey(f"{show}/{topic}/{name}", id_of(show), UUID(int=1), UUID(int=2), needs)
         return self.queues.add(PendingQueue(key, priority, [1], waiting=frames, counted=counted))
 
     def turn(self):
-        """Plan all rounds that may begin now, and claim their frames; returns the frames of each."""
+        """Plan all rounds that may begin now; returns the frames of each."""
         order, planned = self.queues.order(), []
         for pending in order:
-            found = self.planner.plan_round(pending, order, self.under_way)
+            found = self.planner.plan_round(pending, order)
             if found is not None:
                 planned.append(found)
-                self.under_way.append(found)
-        for part in (part for each in planned for part in each.parts):
-            part.pending.busy = False
-            part.pending.waiting -= part.plan.planned
-        return [each.frames for each in planned]
-
-    def end(self, *, released):
-        """The first round under way ends, and workers release so many frames."""
-        for part in self.under_way.pop(0).parts:
-            self.queues.shrink_share(part.pending, part.share, 0)
-            self.fleet.registry.shrink(part.reservation, part.plan.planned - released)
+        return [sum(part.plan.planned for part in each.parts) for each in planned]
 
 
 @pytest.fixture
@@ -56,46 +45,6 @@ def test_round_takes_no_more_room_than_frames_wait(rounds):
     rounds.queue("film", frames=30)
     assert rounds.turn() == [30]
     assert rounds.fleet.registry.fitting_frames(requirements_of("t")) == SLOTS - 30
-
-
-def test_round_that_would_be_small_waits_for_a_large_one_that_is_under_way(rounds):
-    rounds.queue("film", frames=90)
-    rounds.turn()
-    rounds.queue("short", frames=500)
-    assert rounds.turn() == []
-    rounds.end(released=40)
-    assert rounds.turn() == [50]
-
-
-def test_room_of_a_round_that_waits_goes_to_no_queue_behind_it(rounds):
-    rounds.queue("film", frames=90)
-    rounds.turn()
-    rounds.queue("short", frames=500, priority=8)
-    rounds.queue("film", frames=1, topic="u", priority=1)
-    farm = id_of("pool farm")
-    rounds.queues.set_shares({(id_of("film"), farm): (100, 9000), (id_of("short"), farm): (100, 0)})
-    assert rounds.turn() == []
-
-
-def test_round_does_not_wait_for_rounds_that_are_smaller(rounds):
-    rounds.queue("film", frames=40)
-    rounds.turn()
-    rounds.queue("short", frames=500)
-    assert rounds.turn() == [60]
-
-
-def test_round_of_all_that_waits_does_not_wait_for_others(rounds):
-    rounds.queue("film", frames=90)
-    rounds.turn()
-    rounds.queue("short", frames=3)
-    assert rounds.turn() == [3]
-
-
-def test_round_does_not_wait_for_rounds_in_other_pools(rounds):
-    rounds.queue("film", frames=90, topic="other")
-    rounds.turn()
-    rounds.queue("short", frames=500)
-    assert rounds.turn() == [SLOTS]
 
 
 def plan_first(rounds):
@@ -116,6 +65,28 @@ def test_queue_that_is_not_counted_leaves_nothing_to_lower_ranks(rounds):
     rounds.queue("film", frames=1, name="new", counted=False)
     rounds.queue("film", frames=1, name="lower", priority=4)
     assert plan_first(rounds) == {"counted": 5, "new": 95}
+
+
+def test_room_that_cannot_be_divided_evenly_goes_to_no_lower_rank(rounds):
+    for number in range(64):
+        rounds.queue("film", frames=1, name=str(number), counted=False, priority=8)
+    rounds.queue("film", frames=36, name="lower", priority=4)
+    assert rounds.turn() == [SLOTS]
+
+
+def test_queue_that_cannot_use_its_portion_leaves_it_to_those_that_came_with_it(rounds):
+    rounds.queue("film", frames=1, name="free", counted=False)
+    rounds.queue("film", frames=1, name="refused", counted=False).budget = 3
+    assert plan_first(rounds) == {"free": SLOTS}
+
+
+@pytest.mark.parametrize(("first", "second"), [(100, 200), (200, 100)])
+def test_queues_whose_frames_need_different_amounts_leave_nothing_to_lower_ranks(rounds, first, second):
+    rounds.queue("film", frames=1, name="first", counted=False, cores=first)
+    rounds.queue("film", frames=1, name="second", counted=False, cores=second)
+    rounds.queue("film", frames=50, name="lower", priority=4)
+    found = plan_first(rounds)
+    assert found["first"] * first + found.get("second", 0) * second == 100 * SLOTS
 
 
 def test_queue_that_came_later_does_not_divide_what_an_older_one_may_need(rounds):

@@ -122,8 +122,8 @@ class Dispatcher:
         self._unread: set[str] = set()
         """Notified queues that are not known yet."""
         self._has_unread = asyncio.Event()
-        self._rounds: dict[asyncio.Task[None], tuple[float, Round | None]] = {}
-        """Since when each has been running, and what it claims; None: frames that no pool can run."""
+        self._rounds: dict[asyncio.Task[None], float] = {}
+        """Since when each has been running."""
         self._owner = 0
         self._claims_uncertain = False
         """A round failed: claims of our owner id may have no round working on them."""
@@ -226,11 +226,9 @@ class Dispatcher:
             self._take_turn(tasks)
 
     def _may_start(self) -> bool:
-        return len(self._rounds) < ROUNDS_MAX and len(self._prompt_rounds()) < PROMPT_ROUNDS_MAX
-
-    def _prompt_rounds(self) -> list[Round | None]:
         late_s = self.clock.monotonic() - PROMPT_S
-        return [each for since_s, each in self._rounds.values() if since_s > late_s]
+        prompt = sum(since_s > late_s for since_s in self._rounds.values())
+        return len(self._rounds) < ROUNDS_MAX and prompt < PROMPT_ROUNDS_MAX
 
     def _take_turn(self, tasks: asyncio.TaskGroup) -> None:
         order, until = self.pending_queues.order(), time.perf_counter() + TURN_S
@@ -240,9 +238,10 @@ class Dispatcher:
                 order.skip_group()
             elif len(group.queues) > QUEUES_MAX and self.registry.is_full(group.pools):
                 order.skip_group()  # a plan for each would say why, and take too long
-            elif (planned := self.planner.plan_round(pending, order, filter(None, self._prompt_rounds()))) is not None:
-                task = self._start(tasks, self._run_round(planned), planned)
-                task.add_done_callback(partial(self._release_unbegun, planned))
+            elif pending.reason is Reason.POOL_OVERLOADED and self.registry.is_full(group.pools):
+                self.pending_queues.no_capacity(pending, pending.reason, {})  # a plan would say the same
+            elif (planned := self.planner.plan_round(pending, order)) is not None:
+                self._start(tasks, self._run_round(planned)).add_done_callback(partial(self._release_unbegun, planned))
             elif pending.reason is Reason.NO_POOL_MAPPING:
                 pending.busy = True
                 self._start(tasks, self._fail_unplaceable(pending)).add_done_callback(partial(_end_claim, pending))
@@ -266,11 +265,9 @@ class Dispatcher:
             drained.cancel()
             woken.cancel()
 
-    def _start(
-        self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], planned: Round | None = None
-    ) -> asyncio.Task[None]:
+    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = tasks.create_task(work)
-        self._rounds[task] = self.clock.monotonic(), planned
+        self._rounds[task] = self.clock.monotonic()
         late = asyncio.get_running_loop().call_later(PROMPT_S, self._wake.set)
         task.add_done_callback(partial(self._round_done, late))
         return task

@@ -224,10 +224,6 @@ class SchedulingOrder(Generic[QueueT]):
         """Nothing more of the current group fits: go on with the next."""
         self.group.at = len(self.group.queues) - 1
 
-    def hold_pools(self) -> None:
-        """Nothing more of the pools of the current group is given away in this order."""
-        self._claiming.update(self.group.pools)
-
     def _place(self, group: ShareGroup[QueueT]) -> tuple[ShareUsage, QueueRank]:
         return group.usage(), group.ranks[min(group.at, len(group.ranks) - 1)]
 

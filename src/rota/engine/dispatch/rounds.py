@@ -6,15 +6,16 @@ messages) costs about as much for many queues as for one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 from rota.engine.dispatch.ordering import SchedulingOrder
-from rota.engine.dispatch.pending_queues import PendingQueue, PendingQueues
+from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
 from rota.engine.dispatch.share_rooms import ShareReservation
-from rota.model.ids import PoolId, ShowId
+from rota.model.ids import ShowId
 from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
 from rota.queue import LANES_MAX
@@ -54,13 +55,15 @@ class Round:
     def show(self) -> ShowId:
         return self.parts[0].pending.key.show
 
-    @property
-    def frames(self) -> int:
-        return sum(part.plan.planned for part in self.parts)
 
-    def uses(self, pools: Collection[PoolId]) -> bool:
-        """Whether some of its frames are to run in these pools."""
-        return any(portion.pool_id in pools for part in self.parts for portion in part.plan.portions)
+class Candidate(NamedTuple):
+    """A queue that a round may serve."""
+
+    pending: PendingQueue
+    dividing: int
+    """So many, this one and those behind it, divide what is left; 0: it takes what waits in it."""
+    room: int
+    """The most frames of one of those that fit: a smaller number would leave room to lower ranks."""
 
 
 class RoundPlanner:
@@ -68,74 +71,63 @@ class RoundPlanner:
         self.pending_queues = pending_queues
         self.registry = registry
 
-    def plan_round(
-        self, pending: PendingQueue, order: SchedulingOrder[PendingQueue], under_way: Iterable[Round] = ()
-    ) -> Round | None:
+    def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]) -> Round | None:
         """A round for this queue, which is the current one in the order, and for small ones behind it.
 
-        None: no frame of it can be placed now, and its reason says why; or it is worth waiting for the rounds that are
-        `under_way`. The queues of a round are busy from now on.
+        None: no frame of it can be placed now, and its reason says why. The queues of a round are busy from now on.
         """
-        room = self.registry.fitting_frames(pending.key.cls)
-        most = self.pending_queues.frames_max(pending, room)
-        if room < pending.frames_claimable(most) and self._is_small(room, order, under_way):
-            order.hold_pools()
-            return None
-        parts = self._plan_parts(pending, most, min(most, room), order)
-        for each in parts:
-            each.pending.busy = True
-        return Round(parts) if parts else None
-
-    def _plan_parts(
-        self, pending: PendingQueue, most: int, room: int, order: SchedulingOrder[PendingQueue]
-    ) -> list[RoundPart]:
-        """Empty: nothing of the first queue fits."""
+        most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
         parts: list[RoundPart] = []
-        planned = lanes = misses = portion = 0
-        for each, dividing in self._queues_of_round(pending, order):
+        planned = divided = lanes = misses = 0
+        for each, dividing, room in self._queues_of_round(pending, order):
             lanes += len(each.lanes)
             if parts and (planned >= most or lanes > LANES_MAX or misses == MISSES_MAX):
                 break
             left = most - planned
             if dividing:
-                portion = portion or max(1, (room - planned) // dividing)
-                left = min(left, portion)
+                left = min(left, max(1, math.ceil((room - divided) / dividing)))
             part = self._plan_part(each, each.frames_claimable(left))
             if part is not None:
                 parts.append(part)
                 planned += part.plan.planned
+                divided += part.plan.planned if dividing else 0
             elif not parts:
-                break
+                return None
             else:
                 misses += 1
-        return parts
+        for part in parts:
+            part.pending.busy = True
+        return Round(parts)
 
-    def _queues_of_round(
-        self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]
-    ) -> Iterator[tuple[PendingQueue, int]]:
-        """Queues that a round may serve, in their order; and, if they divide what is left, their number.
+    def _queues_of_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]) -> Iterator[Candidate]:
+        """Queues that a round may serve, in their order.
 
         A queue that is not counted may have any number of frames, and a lower rank must not be served before them. So
-        it and those that came together with it divide what is left, and are the last ones.
+        it takes all that is left, or divides it with those that came together with it; they are the last ones.
         """
         followers = () if pending.alone else (each for each in order.followers() if not each.alone)
         queues = islice(chain([pending], followers), QUEUES_MAX)
         for each in queues:
             if each.counted:
-                yield each, 0
+                yield Candidate(each, 0, 0)
                 continue
-            together = [each, *takewhile(partial(self.pending_queues.came_together, each), queues)]
-            yield from ((member, len(together)) for member in together)
+            together = takewhile(partial(self.pending_queues.came_together, each), queues)
+            members = [each, *filter(self._is_unrefused, together)]
+            room = max(map(self._room, members))
+            yield from (Candidate(member, len(members) - at, room) for at, member in enumerate(members))
             return
 
-    @staticmethod
-    def _is_small(room: int, order: SchedulingOrder[PendingQueue], under_way: Iterable[Round]) -> bool:
-        """Whether a round that fills all room would be smaller than those that are under way in its pools.
+    def _is_unrefused(self, pending: PendingQueue) -> bool:
+        """Whether no quota of its own has refused frames: it might leave a part of what it gets to lower ranks."""
+        return self.pending_queues.budget_of(pending) >= BATCH_FRAMES_MAX
 
-        They end within milliseconds, and what workers release meanwhile is added to the room. Otherwise rounds of a
-        full farm would be as small as what happens to be free at a moment, and each costs about as much as a large one.
-        """
-        return room < sum(each.frames for each in under_way if each.uses(order.group.pools))
+    def _room(self, pending: PendingQueue) -> int:
+        """How many of its frames workers and the shares of its show have room for."""
+        fitting, limits = self.registry.fitting_frames(pending.key.cls), self.pending_queues.share_limits(pending)
+        if not limits:
+            return fitting
+        pools = self.registry.usable_pools(pending.key.cls)
+        return min(fitting, sum(limits.get(pool, fitting) for pool in pools))
 
     def _plan_part(self, pending: PendingQueue, most: int) -> RoundPart | None:
         queues, cls = self.pending_queues, pending.key.cls
