@@ -409,6 +409,12 @@ class WorkerRegistry:
         """Whether none of these pools has a worker with a free slot; false if there are no pools."""
         return bool(pools) and not any(self._free_by_pool[self._pool_names.get(pool, "")] for pool in pools)
 
+    def refuses_all(self, pools: Collection[PoolId]) -> bool:
+        """As `is_full`, and like a plan that found no capacity: what is released from a reservation is announced."""
+        full = self.is_full(pools)
+        self._refusals += full
+        return full
+
     def fitting_frames(self, requirements: PlacementRequirements) -> int:
         """How many such frames fit now on owned workers."""
         return sum(ranking.room for ranking in self._current_rankings(requirements))

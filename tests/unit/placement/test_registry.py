@@ -328,6 +328,19 @@ def test_unreserved_capacity_that_was_not_allocated_is_announced():
     assert notified == [1], "no plan has missed it"
 
 
+def test_release_is_announced_to_queues_that_were_refused_without_a_plan():
+    fleet = Fleet()
+    fleet.beat(slots=4)
+    [pool_id] = [each.id for each in fleet.registry.routes.pools.values()]
+    reservation = fleet.registry.reserve(fleet.registry.plan(FRAME, 4))
+    notified = []
+    fleet.registry.capacity_listeners.append(lambda: notified.append(1))
+    assert fleet.registry.refuses_all([pool_id])
+    fleet.registry.unreserve(reservation)
+    assert notified == [1]
+    assert not fleet.registry.refuses_all([pool_id])
+
+
 def test_reservation_of_a_removed_worker_is_unreserved_safely():
     fleet = Fleet()
     fleet.beat()

@@ -238,7 +238,7 @@ class Dispatcher:
                 order.skip_group()
             elif len(group.queues) > QUEUES_MAX and self.registry.is_full(group.pools):
                 order.skip_group()  # a plan for each would say why, and take too long
-            elif pending.reason is Reason.POOL_OVERLOADED and self.registry.is_full(group.pools):
+            elif pending.reason is Reason.POOL_OVERLOADED and self.registry.refuses_all(group.pools):
                 self.pending_queues.no_capacity(pending, pending.reason, {})  # a plan would say the same
             elif (planned := self.planner.plan_round(pending, order)) is not None:
                 self._start(tasks, self._run_round(planned)).add_done_callback(partial(self._release_unbegun, planned))
