@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.engine.dispatch.share_rooms import PROBE_INTERVAL_S, ShareRooms
+from rota.engine.dispatch.share_rooms import PROBE_INTERVAL_S, PROBE_WAIT_S, ShareRooms
 from rota.model.quota import Ask, Level, Refusal, Resource, Usage
 
 SHOW, OTHER, POOL, SECOND = UUID(int=1), UUID(int=2), UUID(int=3), UUID(int=4)
@@ -88,6 +88,29 @@ def test_full_share_is_probed_by_one_round_at_a_time(full):
     assert full.frames_max(SHOW, ONE, later_s) == {POOL: 1}
     full.reserve(SHOW, ONE, [(POOL, 1)], later_s)
     assert full.frames_max(SHOW, ONE, later_s) == {POOL: 0}
+
+
+def test_probe_that_is_long_due_waits_for_the_last_frame_of_the_first_queue(full):
+    """Both would be booked at once, and accounting might grant the second queue what was released."""
+    full.released(SHOW, {POOL: Usage(100)})
+    late_s = NOW_S + 10 * PROBE_INTERVAL_S
+    last = full.reserve(SHOW, ONE, [(POOL, 1)], late_s)
+    assert full.frames_max(SHOW, ONE, late_s) == {POOL: 0}
+    asked = full.moment(SHOW)
+    full.shrink(last, 0)
+    full.booked(SHOW, POOL, ONE, 1, asked)
+    assert full.frames_max(SHOW, ONE, late_s) == {POOL: 1}, "a probe"
+
+
+def test_overdue_probe_of_a_busy_share_lets_rounds_end_before_another_begins(full):
+    full.released(SHOW, {POOL: Usage(300)})
+    due_s = NOW_S + PROBE_INTERVAL_S
+    under_way = full.reserve(SHOW, ONE, [(POOL, 1)], NOW_S)
+    assert full.frames_max(SHOW, ONE, due_s) == {POOL: 2}
+    assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S) == {POOL: 0}
+    assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S + PROBE_WAIT_S) == {POOL: 3}
+    full.shrink(under_way, 0)
+    assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S) == {POOL: 4}
 
 
 def test_share_that_grants_more_than_its_room_is_asked_for_twice_as_much_at_once(full):

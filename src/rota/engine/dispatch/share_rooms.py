@@ -10,7 +10,10 @@ Accounting alone decides. The room may be wrong:
 - too small (a release is not known here yet, or was missed): after `PROBE_INTERVAL_S`, while no other round has
   reserved room, that of the first queue asks for one frame; each time that accounting grants it, the next round asks
   for twice as many at once, until the room is forgotten. All queues of the show are held until then, not each for its
-  own time: accounting may grant the frame, so it must be that of the first queue in order.
+  own time: accounting may grant the frame, so it must be that of the first queue in order. For the same reason no
+  queue probes beside a round that is not booked yet: if the first queue has no more frames than the room, the next one
+  waits for the end of its round. In a busy show some round has always reserved room: then, when the probe is overdue by
+  `PROBE_INTERVAL_S`, no further round begins until those under way have ended, or `PROBE_WAIT_S` has passed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from rota.model.ids import PoolId, ShowId
 from rota.model.quota import RESOURCES, Ask, Refusal, Resource, Usage
 
 PROBE_INTERVAL_S: Final = 1.0
+PROBE_WAIT_S: Final = 0.5
+"""A round that takes longer is held up by something else, such as a lock in its folder."""
 PROBE_FRAMES_MAX: Final = 512
 """A share that grants so many frames above its room is not full at all."""
 RESET_PROBE_FRAMES: Final = 64
@@ -49,6 +54,10 @@ class ShareRoom(msgspec.Struct):
             if ask.of(resource)
         ]
         return max(0, min(fits)) if fits else None
+
+    @property
+    def is_reserved(self) -> bool:
+        return any(self.reserved.values())
 
     def reserve(self, ask: Ask, frames: int) -> None:
         for resource in RESOURCES:
@@ -86,18 +95,9 @@ class ShareRooms:
         most: dict[PoolId, int] = {}
         for pool, room in self._rooms.get(show, {}).items():
             fitting = room.frames_fitting(ask)
-            if fitting is not None and self._may_probe(room, now_s):
-                fitting += room.probe_frames
             if fitting is not None:
-                most[pool] = fitting
+                most[pool] = _with_probe(room, fitting, now_s)
         return most
-
-    @staticmethod
-    def _may_probe(room: ShareRoom, now_s: float) -> bool:
-        """Whether to ask for more than the room. Of a busy show there is always something reserved, so this is waited
-        for only so long."""
-        overdue_s = now_s - room.probe_at_s
-        return overdue_s >= (PROBE_INTERVAL_S if any(room.reserved.values()) else 0.0)
 
     def probe_at_s(self, show: ShowId, ask: Ask) -> float | None:
         """When a share in which such a frame does not fit may be asked again; None: there is no such share."""
@@ -113,6 +113,8 @@ class ShareRooms:
             if room is not None:
                 if n > (room.frames_fitting(ask) or 0):
                     room.probe_at_s = now_s + PROBE_INTERVAL_S
+                elif not room.is_reserved:
+                    room.probe_at_s = max(room.probe_at_s, now_s)
                 room.reserve(ask, n)
             parts.append((pool, room, n))
         return ShareReservation(ask, parts)
@@ -202,3 +204,14 @@ class ShareRooms:
             for room in rooms.values():
                 room.probe_at_s = 0.0
                 room.probe_frames = max(room.probe_frames, RESET_PROBE_FRAMES)
+
+
+def _with_probe(room: ShareRoom, fitting: int, now_s: float) -> int:
+    """How many frames to ask for, if this many fit the room: more when a probe is due, none while it waits for rounds
+    under way."""
+    overdue_s = now_s - room.probe_at_s
+    if overdue_s < 0.0:
+        return fitting
+    if not room.is_reserved or overdue_s >= PROBE_INTERVAL_S + PROBE_WAIT_S:
+        return fitting + room.probe_frames
+    return fitting if overdue_s < PROBE_INTERVAL_S else 0
