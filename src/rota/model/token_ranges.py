@@ -84,7 +84,9 @@ def expand_ranges(ranges: Sequence[TokenRange]) -> Sequence[int]:
 
 
 def count_tokens(ranges: Sequence[TokenRange]) -> int:
-    return sum(n for _, n in ranges) if ranges else 0
+    if len(ranges) == 1:
+        return ranges[0][1]
+    return sum([n for _, n in ranges]) if ranges else 0
 
 
 def split_ranges(ranges: Iterable[TokenRange], tokens_max: int) -> Iterator[list[TokenRange]]:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from rota.engine.completion.report_consumer import ReportConsumer, _by_duration
+from rota.engine.completion.report_consumer import LONGEST_MS, ReportConsumer, SucceededRanges, _by_duration
 from rota.model.protocol import AttemptResult, AttemptStatus, Report, encode
 from rota.model.token_ranges import count_tokens, to_ranges
 from tests.support.dispatch import Rig
@@ -15,6 +15,7 @@ from tests.support.replica_and_worker import Farm, hanging
 
 PROCS = sql("SELECT token, pk_host, pk_layer FROM rota.proc ORDER BY token")
 TOOK = sql("SELECT took_ms FROM rota.layer")
+TOMBSTONES = sql("SELECT token_first, token_last FROM rota.proc_grave ORDER BY token_first")
 VALUES = sql("SELECT value FROM rota.frame_end")
 STATEMENTS = "rota.frames_succeed_each"
 
@@ -62,6 +63,16 @@ async def test_frames_of_many_workers_end_in_one_call(cluster, monkeypatch):
     assert {worker: count_tokens(freed) for worker, freed in result.freed.items()} == {
         worker: len(each) for worker, each in tokens.items()
     }
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
+async def test_adjacent_frames_of_many_workers_leave_one_tombstone_per_claim(cluster):
+    [job], tokens = await booked_on_three(cluster)
+    await cluster.replica.engine.finisher.finish_succeeded({worker: to_ranges(each) for worker, each in tokens.items()})
+    ended = to_ranges(token for each in tokens.values() for token in each)
+    rows = await cluster.database.rows(TOMBSTONES)
+    assert [(row["token_first"], row["token_last"] - row["token_first"] + 1) for row in rows] == ended
+    assert len(ended) < sum(len(to_ranges(each)) for each in tokens.values())
     assert await cluster.ended(job) == "SUCCEEDED"
 
 
@@ -175,10 +186,14 @@ async def test_ends_of_several_kinds_lock_their_claims_in_one_order(cluster, mon
 
 
 def test_durations_are_divided_between_frames_that_took_about_as_long():
-    short, long, forged = uuid4(), uuid4(), uuid4()
-    done = {short: [(0, 4)], long: [(10, 2)], forged: []}
-    took_ms = {short: 40, long: 7_200_000, forged: 2**53 - 1}
-    assert [*_by_duration(done, took_ms)] == [{short: [(0, 4)]}, {long: [(10, 2)]}]
+    short, long, forged = SucceededRanges(), SucceededRanges(), SucceededRanges()
+    short.add([(0, 4)], 4, 40)
+    long.add([(10, 2)], 2, 7_200_000)
+    forged.add([(20, 1)], 1, 2**53 - 1)
+    workers = [uuid4() for _ in range(3)]
+    groups = _by_duration(dict(zip(workers, (short, long, forged), strict=True)))
+    assert [list(group.values()) for group in groups] == [[short], [long], [forged]]
+    assert forged.took_ms == LONGEST_MS
 
 
 async def test_duration_of_a_report_is_divided_between_its_layers(cluster):

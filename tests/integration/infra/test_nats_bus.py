@@ -13,6 +13,7 @@ import structlog
 
 from rota.infra.clock import SystemClock
 from rota.infra.nats import Bus, NatsTarget, PublishOutcome, StreamSpec, connection, consumer, keep_in_progress
+from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, LoginRefused, NatsUnavailable, SetupFailed
 from tests.integration.infra.nats_support import (
     JOBS,
@@ -248,6 +249,19 @@ async def test_fetch_returns_batches_in_stream_order(bus):
     assert [delivery.stream_seq for delivery in (*first, *rest)] == list(range(1, 11))
     assert {(delivery.deliveries, delivery.last) for delivery in rest} == {(1, False)}
     assert await acknowledged(bus) == 10
+
+
+async def test_pull_ends_at_its_number_of_bytes_and_the_next_one_follows_at_once(bus, monkeypatch):
+    monkeypatch.setattr(consumer, "PULL_BYTES_MAX", 5000)
+    monkeypatch.setattr(consumer, "PULL_RETRY_BACKOFF", Backoff(first_s=3600.0, longest_s=3600.0))
+    await bus.publish_many([message(n, data=b"x" * 1000) for n in range(20)])
+    async with bus.consumer(READER) as reader:
+        deliveries = await until_fetched(reader, 20)
+        pulls = reader._pulls
+        for delivery in deliveries:
+            await delivery.ack()
+    assert [delivery.stream_seq for delivery in deliveries] == list(range(1, 21))
+    assert pulls >= 5
 
 
 async def test_idle_fetch_returns_empty_and_a_later_message_is_not_lost(bus):

@@ -53,32 +53,48 @@ OnCompletion = Callable[[CompletionResult], None]
 """Called after the commit."""
 
 
+class SucceededRanges:
+    """What one worker has reported as succeeded in a batch of messages."""
+
+    __slots__ = ("frames", "ranges", "took_ms")
+
+    def __init__(self) -> None:
+        self.ranges: list[TokenRange] = []
+        self.frames = 0
+        self.took_ms = 0
+
+    def add(self, ranges: Iterable[TokenRange], frames: int, took_ms: int) -> None:
+        self.ranges += ranges
+        self.frames += frames
+        self.took_ms += min(took_ms, frames * LONGEST_MS)
+
+
 class ReportConsumer:
     def __init__(self, finisher: Finisher, on_completion: OnCompletion) -> None:
         self.finisher = finisher
         self._on_completion = on_completion
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
-        done: dict[UUID, list[TokenRange]] = defaultdict(list)
+        succeeded: dict[UUID, SucceededRanges] = defaultdict(SucceededRanges)
         ends: dict[UUID, list[AttemptResult]] = defaultdict(list)
-        took_ms: dict[UUID, int] = defaultdict(int)
         acknowledgements: list[Acknowledgement] = []
         reports: list[Report | None] = []
         for delivery in batch:
             try:
                 report = decode(Report, delivery.data)
-                _check_report(report)
+                frames = _check_report(report)
             except InvalidInput as error:
                 INVALID_MESSAGES.labels("report").inc()
                 acknowledgements.append(Terminate(error.sentence))
                 reports.append(None)
                 continue
-            done[report.worker] += report.done
-            ends[report.worker] += report.ends
-            took_ms[report.worker] += min(report.took_ms, count_tokens(report.done) * LONGEST_MS)
+            if frames:
+                succeeded[report.worker].add(report.done, frames, report.took_ms)
+            if report.ends:
+                ends[report.worker] += report.ends
             acknowledgements.append(None)
             reports.append(report)
-        locked = await self._finish_succeeded(done, took_ms)
+        locked = await self._finish_succeeded(succeeded)
         locked |= await self._finish_attempts(ends)
         failpoints.hit("results.after_commit_before_ack")
         if locked:
@@ -88,15 +104,13 @@ class ReportConsumer:
             ]
         return acknowledgements
 
-    async def _finish_succeeded(
-        self, done: Mapping[UUID, Sequence[TokenRange]], took_ms: Mapping[UUID, int]
-    ) -> set[int]:
+    async def _finish_succeeded(self, succeeded: Mapping[UUID, SucceededRanges]) -> set[int]:
         """Returns the tokens of locked shows, which have not ended."""
         locked: set[int] = set()
-        for alike in _by_duration(done, took_ms):
-            left_ms = sum(took_ms[worker] for worker in alike)
-            for part in _batches(alike, BATCH_MAX):
-                part_ms = min(left_ms, sum(map(count_tokens, part.values())) * LONGEST_MS)
+        for alike in _by_duration(succeeded):
+            left_ms = sum(each.took_ms for each in alike.values())
+            for part, frames in _batches(alike, BATCH_MAX):
+                part_ms = min(left_ms, frames * LONGEST_MS)
                 left_ms -= part_ms
                 result = await self.finisher.finish_succeeded(part, part_ms)
                 locked.update(result.locked)
@@ -121,31 +135,31 @@ class ReportConsumer:
         self._on_completion(result)
 
 
-def _by_duration(
-    done: Mapping[UUID, Sequence[TokenRange]], took_ms: Mapping[UUID, int]
-) -> Iterable[Mapping[UUID, Sequence[TokenRange]]]:
+def _by_duration(succeeded: Mapping[UUID, SucceededRanges]) -> Iterable[Mapping[UUID, SucceededRanges]]:
     """The same by workers whose frames took about as long: the duration of a transaction is divided by frames."""
-    groups: dict[int, dict[UUID, Sequence[TokenRange]]] = defaultdict(dict)
-    for worker, runs in done.items():
-        if runs:
-            groups[(took_ms[worker] // count_tokens(runs)).bit_length() // 3][worker] = runs
+    groups: dict[int, dict[UUID, SucceededRanges]] = defaultdict(dict)
+    for worker, each in succeeded.items():
+        groups[(each.took_ms // each.frames).bit_length() // 3][worker] = each
     return groups.values()
 
 
-def _batches(done: Mapping[UUID, Sequence[TokenRange]], tokens_max: int) -> Iterator[dict[UUID, list[TokenRange]]]:
-    """The same ranges in batches of at most `tokens_max` tokens."""
-    batch: dict[UUID, list[TokenRange]] = defaultdict(list)
+def _batches(
+    succeeded: Mapping[UUID, SucceededRanges], tokens_max: int
+) -> Iterator[tuple[dict[UUID, list[TokenRange]], int]]:
+    """The same ranges in batches of at most `tokens_max` tokens, with their number."""
+    batch: dict[UUID, list[TokenRange]] = {}
     room = tokens_max
-    for worker, runs in done.items():
-        for part in split_ranges(runs, tokens_max):
+    for worker, each in succeeded.items():
+        parts = [each.ranges] if each.frames <= tokens_max else split_ranges(each.ranges, tokens_max)
+        for part in parts:
             frames = count_tokens(part)
             if frames > room:
-                yield batch
-                batch, room = defaultdict(list), tokens_max
-            batch[worker] += part
+                yield batch, tokens_max - room
+                batch, room = {}, tokens_max
+            batch.setdefault(worker, []).extend(part)
             room -= frames
     if batch:
-        yield batch
+        yield batch, tokens_max - room
 
 
 def _has_any(report: Report, tokens: set[int]) -> bool:
@@ -202,8 +216,9 @@ def _started_tokens(message: CoreMessage) -> Iterator[int]:
     return iterate_tokens(progress.started)
 
 
-def _check_report(report: Report) -> None:
-    _check_ranges(report.done)
+def _check_report(report: Report) -> int:
+    """Returns the number of frames that it reports as succeeded."""
+    frames = _check_ranges(report.done)
     if any(not 0 <= end.token < 2**53 for end in report.ends):
         raise InvalidInput("A report names an invalid token.")
     if not 0 <= report.took_ms < 2**53 or any(map(_is_invalid_end, report.ends)):
@@ -211,6 +226,7 @@ def _check_report(report: Report) -> None:
     runs = sorted([*report.done, *((end.token, 1) for end in report.ends)])
     if any(first + n > then for (first, n), (then, _) in pairwise(runs)):
         raise InvalidInput("A report ends a frame twice.")
+    return frames
 
 
 def _is_invalid_end(end: AttemptResult) -> bool:
@@ -225,10 +241,12 @@ def _is_invalid_end(end: AttemptResult) -> bool:
     )
 
 
-def _check_ranges(runs: Sequence[TokenRange]) -> None:
+def _check_ranges(runs: Sequence[TokenRange]) -> int:
+    """Returns the number of tokens."""
     if any(first < 0 or not 0 < n <= RANGE_TOKENS_MAX or first + n > 2**53 for first, n in runs):
         raise InvalidInput("A report names an invalid token range.")
     if (frames := count_tokens(runs)) > TOKENS_MAX:
         raise InvalidInput(
             f"A report names {frames} frames, more than the limit of {TOKENS_MAX}: send several reports."
         )
+    return frames

@@ -256,6 +256,9 @@ BEGIN
     RETURN NEXT told;
   END LOOP;
 
+  -- Frames of one claim run on several workers: without the workers their ranges are one range, and one tombstone.
+  SELECT array_agg(lower(run)), array_agg(upper(run) - 1) INTO firsts, lasts
+  FROM unnest((SELECT range_agg(int8range(r.first, r.last, '[]')) FROM unnest(firsts, lasts) AS r (first, last))) AS run;
   FOREACH of_show IN ARRAY coalesce(shows, '{}') LOOP
     freed := ARRAY(SELECT ROW(d.*)::rota.proc_freed FROM rota.proc_delete(of_show, firsts, lasts) AS d);
     RETURN QUERY

@@ -44,6 +44,8 @@ CONSUMERS_RESTORED = metrics.counter(
 
 HEARTBEAT_INTERVAL_S = 5.0
 PULL_MIN_S = 0.1
+PULL_BYTES_MAX = 64 * 1024 * 1024
+"""Of the messages of one pull, so that large messages fill no memory, however many a pull asks for."""
 PULL_RETRY_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 
 RestoreConsumer = Callable[[ConsumerSpec], Awaitable[None]]
@@ -177,7 +179,12 @@ class Consumer:
         self._pulls += 1
         pull = _Pull(f"{self._inbox}.{self._pulls}", most, heartbeat_s, 0.0)
         pull.touch(self._clock.monotonic())
-        request = {"batch": most, "expires": round(expires_s * 1e9), "idle_heartbeat": int(heartbeat_s * 1e9)}
+        request = {
+            "batch": most,
+            "max_bytes": PULL_BYTES_MAX,
+            "expires": round(expires_s * 1e9),
+            "idle_heartbeat": int(heartbeat_s * 1e9),
+        }
         self._pull = pull
         try:
             await self._connection.send(self._next, msgspec.json.encode(request), reply=pull.subject)
@@ -225,6 +232,8 @@ class Consumer:
                 return
             case "404" | "408":
                 self._failures = 0
+            case "409" if "MaxBytes" in description:
+                self._failures = 0  # the pull is full
             case "400":
                 self._refusal = description
             case _:
