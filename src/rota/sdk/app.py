@@ -24,7 +24,7 @@ from rota.model.failure_classes import ClassifyHook
 from rota.model.ids import JobId, RunId, parse_id
 from rota.model.jobs.submission import Submission
 from rota.model.jobs.work import Retries, Work
-from rota.model.units import parse_cores, parse_duration, parse_memory
+from rota.model.units import Centicores, parse_cores, parse_duration, parse_memory
 from rota.sdk.agent import AgentDefinition, AgentOptions, define_agent
 from rota.sdk.background_loop import run_in_background
 from rota.sdk.job import Job, read_untyped_result
@@ -43,6 +43,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 DEFAULT_SHOW: Final = "default"
+ASYNC_CORES: Final = 0.1
+SYNC_CORES: Final = 1
 _TASK_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}", re.ASCII)
 
 
@@ -67,9 +69,21 @@ class Rota(AdminClient[AsyncMode]):
 
     `url` and `key` are those of the API. Without them they are discovered as by the `rota` command: from the settings
     (`ROTA_API_URL`, `ROTA_API_KEY`), or from the `rota up` of this directory. `show` is the default show of its jobs.
+
+    A task that names no cores asks for `async_cores` if it is a coroutine function, which mostly waits, and for
+    `sync_cores` if it is a plain function, which computes in a process of its own.
     """
 
-    def __init__(self, url: str = "", *, key: str = "", show: str = DEFAULT_SHOW, actor: str = "") -> None:
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        key: str = "",
+        show: str = DEFAULT_SHOW,
+        actor: str = "",
+        async_cores: float | str = ASYNC_CORES,
+        sync_cores: float | str = SYNC_CORES,
+    ) -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.recurring: dict[str, AgentDefinition] = {}
         """Agents declared by this app; `agents` are those of the whole installation."""
@@ -77,6 +91,8 @@ class Rota(AdminClient[AsyncMode]):
         """Workflows declared by this app; `workflows` are those of the whole installation."""
         self.failure_hook: ClassifyHook | None = None
         self.show = show
+        self._async_cores = parse_cores(async_cores)
+        self._sync_cores = parse_cores(sync_cores)
         super().__init__(AsyncMode)
         self.actor = actor
         """The submitter, as recorded in jobs and the audit log."""
@@ -95,7 +111,7 @@ class Rota(AdminClient[AsyncMode]):
         *,
         name: str = "",
         topic: str = "",
-        cores: float | str = 1,
+        cores: float | str | None = None,
         gpus: int = 0,
         memory: str | int = 0,
         retries: int | Retries = 0,
@@ -106,6 +122,9 @@ class Rota(AdminClient[AsyncMode]):
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declares a task. `name` defaults to the function's name, `topic` to the task's name.
 
+        `cores` are those of one frame, such as 4 or 0.5, and decide how many frames run at once on a worker. By default
+        a coroutine function asks for a tenth of a core, because it mostly waits, and a plain function for one core;
+        `Rota(async_cores=..., sync_cores=...)` changes both.
         `memory` is text such as "4GiB", or mebibytes; `timeout` and `kill_after` are seconds, or text such as "10min".
         """
 
@@ -232,15 +251,18 @@ class Rota(AdminClient[AsyncMode]):
             raise InvalidInput(f"{name!r} is not a valid task name: use letters, digits, dots and hyphens.")
         if name in self.tasks:
             raise InvalidInput(f"Task {name!r} is declared twice: give one another name, as in task(name=...).")
-        kind = CoroutineTask if iscoroutinefunction(function) else FunctionTask
-        self.tasks[name] = kind(self, function, _work(name, **options), topic or name)
+        is_async = iscoroutinefunction(function)
+        work = _work(name, self._async_cores if is_async else self._sync_cores, **options)
+        kind = CoroutineTask if is_async else FunctionTask
+        self.tasks[name] = kind(self, function, work, topic or name)
         return self.tasks[name]
 
 
 def _work(
     name: str,
+    default_cores: Centicores,
     *,
-    cores: float | str = 1,
+    cores: float | str | None = None,
     gpus: int = 0,
     memory: str | int = 0,
     retries: int | Retries = 0,
@@ -251,7 +273,7 @@ def _work(
         raise InvalidInput(f"Task {name!r} requests {gpus} GPUs: use a number from 0.")
     return Work(
         task=name,
-        cores=parse_cores(cores),
+        cores=default_cores if cores is None else parse_cores(cores),
         gpus=gpus,
         memory_mb=parse_memory(memory) if isinstance(memory, str) else memory,
         retries=Retries(most=retries) if isinstance(retries, int) else retries,

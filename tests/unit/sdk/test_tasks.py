@@ -187,3 +187,28 @@ def test_child_forked_while_another_thread_opens_a_connection_does_not_deadlock(
             signal.alarm(5)
             os._exit(asyncio.run(opened()) != "a transport of its own")
     assert os.waitpid(child, 0)[1] == 0
+
+
+async def waits():
+    return 1
+
+
+def computes():
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("options", "waiting", "computing"),
+    [({}, 10, 100), ({"async_cores": "0.25", "sync_cores": 2}, 25, 200)],
+    ids=["default", "of the app"],
+)
+def test_task_without_cores_asks_for_those_of_its_kind(options, waiting, computing):
+    app = Rota(**options)
+    tasks = [app.task(each) for each in (waits, computes)]
+    named = [app.task(name=f"{each.__name__}.named", cores=0.5)(each) for each in (waits, computes)]
+    assert [task.work.cores for task in (*tasks, *named)] == [waiting, computing, 50, 50]
+
+
+def test_app_with_invalid_default_cores_is_refused():
+    with pytest.raises(InvalidInput, match="'-1' is not a valid amount of cores"):
+        Rota(async_cores="-1")

@@ -22,6 +22,8 @@ from rota.accounting.service import AccountingService
 from rota.cli.core import output
 from rota.cli.local import api_key as local_key
 from rota.cli.local.embedded_worker import EmbeddedWorker, EmbeddedWorkerOptions
+from rota.cli.local.idle_notice import IdleNotice
+from rota.infra.clock import SystemClock
 from rota.infra.postgres import Database, migrate, query
 from rota.infra.service import Lifecycle, Service
 from rota.local import BinarySource, LocalStack, StackOptions, api_key
@@ -120,7 +122,11 @@ async def up(settings: Settings, worker_options: EmbeddedWorkerOptions | None) -
             await create_first_show(replica.accounting)
             await local_key.ensure_key(replica.database, data_dir(settings))
             worker = await _make_worker(worker_options, settings, replica)
-            replica.supervisor.add(*services(replica), stack.service, *([worker.service] if worker else []))
+            replica.supervisor.add(*services(replica), stack.service)
+            if worker is not None:
+                waiting = replica.engine.dispatcher.pending_queues.frames_by_reason
+                notice = IdleNotice(worker.registered_worker, waiting, output.print_stderr, SystemClock())
+                replica.supervisor.add(worker.service, notice.service)
             replica.supervisor.add(_announcement_service(settings, stack, replica, worker, began))
             return await replica.run()
     finally:
