@@ -129,6 +129,19 @@ async def test_false_report_of_one_worker_affects_no_frame_of_another(cluster):
     assert await cluster.ended(job) == "SUCCEEDED"
 
 
+async def test_late_frame_of_one_worker_costs_one_more_call_for_all(cluster, monkeypatch):
+    [job], tokens = await booked_on_three(cluster)
+    finisher = cluster.replica.engine.finisher
+    late = next(iter(tokens))
+    await finisher.finish_succeeded({late: to_ranges(tokens[late][:1])})
+    calls = count_statements(cluster.replica.engine.database, monkeypatch)
+    result = await finisher.finish_succeeded({worker: to_ranges(each) for worker, each in tokens.items()})
+    assert sum(STATEMENTS in text for text in calls) == 2
+    assert result.late == 1
+    assert sum(map(count_tokens, result.freed.values())) == 5
+    assert await cluster.ended(job) == "SUCCEEDED"
+
+
 async def test_forged_value_of_another_worker_is_not_stored(cluster):
     [job], tokens = await booked_on_three(cluster)
     first, second, _ = tokens

@@ -258,17 +258,17 @@ class Finisher:
                 await self.canceller.finish_termination(job)
 
     async def _write_successes(self, runs: SucceededFrames, took_ms: int) -> CompletionResult | None:
-        """None: a frame is late or another worker's, so nothing was done; never None for one worker."""
+        """None: two workers report the same frame, so nothing was done; never None for one worker."""
         result = CompletionResult()
         rows = await self._succeed(runs, took_ms)
-        if not _is_done(rows) and len(runs) > 1:
-            return None
         while not _is_done(rows):
-            [(worker, ranges)] = runs.items()
-            booked = to_ranges(rows[0]["tokens"])
-            result.late += count_tokens(ranges) - count_tokens(booked)
-            runs = {worker: booked}
-            rows = await self._succeed(runs, took_ms) if booked else []
+            if _overlap(runs):
+                return None
+            booked = set(rows[0]["tokens"])
+            held = {worker: to_ranges(booked.intersection(iterate_tokens(each))) for worker, each in runs.items()}
+            result.late += _count_frames(runs) - _count_frames(held)
+            runs = {worker: each for worker, each in held.items() if each}
+            rows = await self._succeed(runs, took_ms) if runs else []
         _read_success_rows(rows, result)
         _free_by_worker(runs, result)
         return result
@@ -534,9 +534,24 @@ def _by_worker(tokens: Iterable[tuple[UUID, int]]) -> dict[UUID, list[TokenRange
     return {worker: to_ranges(each) for worker, each in found.items()}
 
 
+def _count_frames(runs: SucceededFrames) -> int:
+    return sum(map(count_tokens, runs.values()))
+
+
+def _overlap(runs: SucceededFrames) -> bool:
+    """Whether two workers report the same frame: it is booked on one of them, and the other's report is false."""
+    pieces = sorted((first, n, worker) for worker, ranges in runs.items() for first, n in ranges)
+    end, last = 0, None
+    for first, n, worker in pieces:
+        if first < end and worker != last:
+            return True
+        end, last = max(end, first + n), worker
+    return False
+
+
 def _free_by_worker(runs: SucceededFrames, result: CompletionResult) -> None:
     """Each of the released tokens is booked on the worker that reported it."""
-    if sum(map(count_tokens, runs.values())) == sum(deleted.frames for deleted in result.released.values()):
+    if _count_frames(runs) == sum(deleted.frames for deleted in result.released.values()):
         result.freed = {worker: list(ranges) for worker, ranges in runs.items()}
         return
     released = {token for deleted in result.released.values() for token in deleted.tokens()}
