@@ -153,7 +153,8 @@ BEGIN
     JOIN rota.queues q ON q.queue = l.queue AND NOT q.paused
     LEFT JOIN (SELECT r.lane_id, sum(r.n)::bigint AS parked FROM rota.queue_returned r
                WHERE r.parked_job IS NOT NULL GROUP BY 1) AS p ON p.lane_id = c.lane_id
-    WHERE (queues IS NULL OR q.queue = ANY (queues)) AND c.waiting > coalesce(p.parked, 0)
+    WHERE (queues IS NULL OR q.queue IN (SELECT unnest(queues)))  -- hashed: there may be thousands
+      AND c.waiting > coalesce(p.parked, 0)
     ORDER BY l.priority DESC, l.lane_id;
 END $$;
 
