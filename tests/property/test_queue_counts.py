@@ -33,6 +33,8 @@ STEP = st.one_of(
     ENQUEUE,
     st.tuples(st.just("claim"), st.sampled_from([1, 3, 8, 40, 700])),
     st.tuples(st.just("claim"), st.sampled_from([1, 3, 8, 40, 700])),
+    st.tuples(st.just("claim_each"), st.sampled_from([1, 3, 8, 40, 700])),
+    st.tuples(st.just("claim_each"), st.sampled_from([1, 3, 8, 40, 700])),
     st.tuples(st.sampled_from(ENDS), SHARE),
     st.tuples(st.sampled_from(ENDS), SHARE),
     st.tuples(st.just("finish")),
@@ -152,7 +154,16 @@ class Driver:
                 self.model.state |= {(pending.job, pending.frame + at): "waiting" for at in range(pending.frames)}
 
     async def claim(self, want, *, keep):
-        for claimed in await self.dispatcher.pieces(want):
+        self.claimed(await self.dispatcher.pieces(want))
+
+    async def claim_each(self, want, *, keep):
+        """From every lane, in one call."""
+        for result in await self.dispatcher.claim_each(want):
+            assert result.frames <= want
+            self.claimed([piece for claim in result.claims for piece in claim.ranges()])
+
+    def claimed(self, pieces):
+        for claimed in pieces:
             for token, number in zip(claimed.tokens, claimed.frames, strict=True):
                 frame = (claimed.job, number)
                 assert self.model.state[frame] == "waiting"

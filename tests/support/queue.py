@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 from rota.infra.lease import Leases
 from rota.infra.postgres.sql import parse_query
-from rota.queue import Queue, QueueEntry, QueueMaintenance
+from rota.queue import ClaimRequest, Queue, QueueEntry, QueueMaintenance
 from tests.support.waiting import until
 
 # For a few rows, DELETE takes a tenth of the time of TRUNCATE, which creates new files.
@@ -55,6 +55,11 @@ class Dispatcher:
         """Claim from these lanes, or from all lanes with waiting entries."""
         lanes = lanes or [candidate.lane for candidate in await self.queue.candidates()]
         return await self.queue.claim(lanes, want, self.owner) if lanes else []
+
+    async def claim_each(self, want, lanes=None):
+        """Claim up to `want` from each of these lanes, or of all with waiting entries, as requests of one call."""
+        lanes = lanes or [candidate.lane for candidate in await self.queue.candidates()]
+        return await self.queue.claim_each([ClaimRequest([lane], want) for lane in lanes], self.owner) if lanes else []
 
     async def pieces(self, want=256):
         return [piece for claim in await self.claim(want) for piece in claim.ranges()]

@@ -9,8 +9,8 @@ positions to one dispatcher; its *tokens* name them. A *closure* records how pos
 entries, claims and closures of one period; seven form a ring. A *delta* is the change of counts by one batch.
 
 Invariants and what enforces them:
-- a position is claimed by one owner at a time, and ends once: `rota.queue_take` and the lock of the claim; a token is
-  never reused, so a late report of an earlier claim is refused;
+- a position is claimed by one owner at a time, and ends once: `rota.queue_claim_each`, under the lock of the lane, and
+  the lock of the claim; a token is never reused, so a late report of an earlier claim is refused;
 - counts equal the rows: every function writes rows and deltas in one transaction;
 - claims of a dead dispatcher return to the queue: `maintenance`, after accounting has tombstoned their tokens.
 

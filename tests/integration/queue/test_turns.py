@@ -9,6 +9,8 @@ from rota.queue import Queue
 from tests.support.queue import Dispatcher, agreed, entry, sql
 
 QUANTUM = 64
+LOCK_LANE = sql("SELECT pg_advisory_xact_lock(1903519026, $1::integer)")
+ROTATE = sql("INSERT INTO rota.queue_ring_rotations (generation) SELECT rota.queue_generation() + 1")
 ASIDE = sql("SELECT count(*) FROM rota.queue_returned WHERE turn_of IS NOT NULL")
 
 
@@ -161,3 +163,65 @@ async def test_job_of_many_fragments_is_claimed_at_once(queue, dispatcher, datab
     assert await database.value(ASIDE) > 900
     async with asyncio.timeout(10):
         assert sum(frames for _, frames in await runs(dispatcher, 60)) == 60
+
+
+async def test_requests_for_many_lanes_get_what_each_would_get_by_itself(queue, dispatcher, database, jobs):
+    """Requests with one lane are served together. Lanes with more than appended entries are not: a long job has its
+    turn, frames that were returned are next, and cancelled ones are skipped."""
+    long, cancelled, other = jobs
+    names = ("plain", "empty", "turns", "returned", "cancelled", "rotated")
+    batches = {
+        "plain": [entry("plain"), entry("plain", frames=3)],
+        "empty": [entry("empty")],
+        "turns": [entry("turns", job=long, frames=200), entry("turns")],
+        "returned": [entry("returned", frames=5)],
+        "cancelled": [entry("cancelled", job=cancelled, frames=4), entry("cancelled", job=other, frames=2)],
+        "rotated": [entry("rotated", frames=2)],
+    }
+    placed = await queue.enqueue([each for name in names for each in batches[name]])
+    lanes = {each.queue: each.lane for each in placed}
+    await dispatcher.claim(1, lanes=[lanes["empty"]])
+    [first] = await dispatcher.claim(2, lanes=[lanes["returned"]])
+    await queue.give_back(first.tokens)
+    await queue.cancel_waiting(cancelled, frames=range(1, 4))
+    await database.run(ROTATE)
+    await queue.enqueue([entry("rotated", frames=2)])
+
+    results = await dispatcher.claim_each(100, lanes=[lanes[name] for name in names])
+    got = {
+        name: [(len(piece.frames), piece.frames.start) for claim in result.claims for piece in claim.ranges()]
+        for name, result in zip(names, results, strict=True)
+    }
+    assert got == {
+        "plain": [(1, 0), (3, 0)],
+        "empty": [],
+        "turns": [(QUANTUM, 0), (1, 0), (100 - QUANTUM - 1, QUANTUM)],
+        "returned": [(2, 0), (3, 2)],
+        "cancelled": [(1, 0), (2, 0)],
+        "rotated": [(2, 0), (2, 0)],
+    }
+    await agreed(database)
+
+
+async def test_lane_of_two_requests_is_claimed_once(queue, dispatcher, database):
+    [placed] = await queue.enqueue([entry(frames=10)])
+    results = await dispatcher.claim_each(6, lanes=[placed.lane, placed.lane])
+    assert [result.frames for result in results] == [6, 4]
+    await agreed(database)
+
+
+async def test_locked_lane_among_many_is_reported_and_skipped(queue, dispatcher, database):
+    placed = await queue.enqueue([entry("one"), entry("two"), entry("three")])
+    async with database.transaction() as tx:
+        await tx.rows(LOCK_LANE, placed[1].lane)
+        results = await dispatcher.claim_each(1, lanes=[each.lane for each in placed])
+    assert [(result.frames, result.locked) for result in results] == [(1, False), (0, True), (1, False)]
+
+
+async def test_groups_of_different_keys_in_one_lane_have_positions_of_their_own(queue, dispatcher, database):
+    """More keys than shards, so that some share a lane."""
+    placed = await queue.enqueue([entry(key=str(number), frames=3) for number in range(9)])
+    assert len({each.lane for each in placed}) < 9
+    assert len({(each.lane, each.first_seq) for each in placed}) == 9
+    assert len(await dispatcher.tokens(100)) == 27
+    await agreed(database)

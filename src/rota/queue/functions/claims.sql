@@ -125,6 +125,113 @@ BEGIN
       END $body$
     $f$, slot, lookups_only);
 
+    -- The same for many lanes. Arrays have an element per lane, in order; of the lanes with an element in `known` nothing
+    -- is read.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_end_each_%1$s(lanes integer[], known bigint[]) RETURNS bigint[]
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN ARRAY(
+          SELECT CASE WHEN u.known IS NOT NULL THEN u.known ELSE (
+            SELECT e.lane_seq + e.n FROM rota.ready_entries_%1$s e
+            WHERE e.lane_id = u.lane ORDER BY e.lane_seq DESC LIMIT 1) END
+          FROM unnest(lanes, known) WITH ORDINALITY AS u (lane, known, place) ORDER BY u.place);
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_claimed_each_%1$s(lanes integer[], known bigint[]) RETURNS bigint[]
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN ARRAY(
+          SELECT CASE WHEN u.known IS NOT NULL THEN u.known ELSE (
+            SELECT c.last_seq + 1 FROM rota.queue_claims_%1$s c
+            WHERE c.lane_id = u.lane ORDER BY c.last_seq DESC LIMIT 1) END
+          FROM unnest(lanes, known) WITH ORDINALITY AS u (lane, known, place) ORDER BY u.place);
+      END $body$
+    $f$, slot, lookups_only);
+
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_since_each_%1$s(lanes integer[], seqs bigint[], known timestamptz[])
+      RETURNS timestamptz[]
+      LANGUAGE plpgsql %2$s AS $body$
+      BEGIN
+        RETURN ARRAY(
+          SELECT CASE WHEN u.known IS NOT NULL THEN u.known ELSE (
+            SELECT CASE WHEN e.lane_seq + e.n > u.seq THEN e.enqueued_at END FROM rota.ready_entries_%1$s e
+            WHERE e.lane_id = u.lane AND e.lane_seq <= u.seq ORDER BY e.lane_seq DESC LIMIT 1) END
+          FROM unnest(lanes, seqs, known) WITH ORDINALITY AS u (lane, seq, known, place) ORDER BY u.place);
+      END $body$
+    $f$, slot, lookups_only);
+
+    -- Appends entries of many groups: entry i belongs to group `of_groups[i]`, which begins at position `firsts` of the
+    -- lane in `lanes`.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_append_each_%1$s(
+        lanes integer[], firsts bigint[], of_groups integer[], jobs uuid[], layers uuid[], frames integer[],
+        counts integer[], attempts smallint[], payloads bytea[]) RETURNS void
+      LANGUAGE plpgsql AS $body$
+      BEGIN
+        INSERT INTO rota.ready_entries_%1$s
+        SELECT %1$s, lanes[e.of_group],
+               firsts[e.of_group] + sum(e.n) OVER (PARTITION BY e.of_group ORDER BY e.at ROWS UNBOUNDED PRECEDING) - e.n,
+               e.n, e.job, e.layer, e.frame, e.attempt, e.payload, now()
+        FROM unnest(of_groups, jobs, layers, frames, counts, attempts, payloads) WITH ORDINALITY
+          AS e (of_group, job, layer, frame, n, attempt, payload, at);
+      END $body$
+    $f$, slot);
+
+    -- Claims up to `mosts` positions from `firsts` on of many locked lanes, and counts them. A row without a claim: the
+    -- last job goes on behind them, and jobs take turns. No row: nothing of the lane is in this slot.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_take_each_%1$s(
+        lanes integer[], firsts bigint[], mosts integer[], in_turns boolean[], by bigint)
+      RETURNS TABLE (
+        place integer, claim_id bigint, n integer, sizes integer[], jobs uuid[], layers uuid[], frames integer[],
+        attempts smallint[], payloads bytea[])
+      LANGUAGE plpgsql %2$s AS $body$
+      #variable_conflict use_column
+      BEGIN
+        RETURN QUERY
+          WITH found AS MATERIALIZED (
+            SELECT u.place::integer, u.lane, u.first, p.n::integer, p.sizes, p.jobs, p.layers, p.frames, p.attempts,
+                   p.payloads, u.in_turns AND p.n = u.most AND coalesce((
+                     SELECT e.job_id = p.jobs[cardinality(p.jobs)] AND e.lane_seq + e.n > u.first + u.most
+                     FROM rota.ready_entries_%1$s e
+                     WHERE e.lane_id = u.lane AND e.lane_seq <= u.first + u.most ORDER BY e.lane_seq DESC LIMIT 1),
+                   false) AS goes_on
+            FROM unnest(lanes, firsts, mosts, in_turns) WITH ORDINALITY AS u (lane, first, most, in_turns, place)
+            CROSS JOIN LATERAL (
+              SELECT sum(r.n) AS n, array_agg(r.n) AS sizes, array_agg(r.job_id) AS jobs, array_agg(r.layer_id) AS layers,
+                     array_agg(r.frame) AS frames, array_agg(r.attempt) AS attempts, array_agg(r.payload) AS payloads
+              FROM (
+                SELECT (least(e.lane_seq + e.n, u.first + u.most) - greatest(e.lane_seq, u.first))::integer AS n,
+                       e.job_id, e.layer_id, (e.frame + greatest(0, u.first - e.lane_seq))::integer AS frame,
+                       e.attempt, e.payload
+                FROM rota.ready_entries_%1$s e
+                WHERE e.lane_id = u.lane AND e.lane_seq < u.first + u.most AND e.lane_seq >= (
+                  SELECT CASE WHEN b.lane_seq + b.n > u.first THEN b.lane_seq END
+                  FROM (SELECT b.lane_seq, b.n FROM rota.ready_entries_%1$s b
+                        WHERE b.lane_id = u.lane AND b.lane_seq <= u.first ORDER BY b.lane_seq DESC LIMIT 1) AS b)
+                ORDER BY e.lane_id, e.lane_seq
+              ) AS r
+            ) AS p
+            WHERE p.n > 0
+          ), numbered AS MATERIALIZED (
+            SELECT f.*, CASE WHEN NOT f.goes_on THEN nextval('rota.queue_claim_ids') * 8 + %1$s END AS id FROM found f
+          ), written AS (
+            INSERT INTO rota.queue_claims_%1$s (ready_slot, claim_id, lane_id, last_seq, n, owner)
+            SELECT %1$s, c.id, c.lane, c.first + c.n - 1, c.n, by FROM numbered c WHERE c.id IS NOT NULL
+          ), counted AS (
+            INSERT INTO rota.queue_terminal_count_deltas
+            SELECT t.last_value %% 4, %1$s, c.lane, -c.n, c.n, 0, 0, 0, 0, 0
+            FROM numbered c, rota.queue_delta_turn AS t, rota.queue_storage AS s
+            WHERE s.counter_mode = 'ledger' AND c.id IS NOT NULL
+          )
+          SELECT c.place, c.id, c.n, c.sizes, c.jobs, c.layers, c.frames, c.attempts, c.payloads FROM numbered c;
+      END $body$
+    $f$, slot, lookups_only);
+
     EXECUTE format($f$
       CREATE OR REPLACE FUNCTION rota.queue_close_%1$s(how integer, ids bigint[], masks varbit[])
       RETURNS TABLE (claim_id bigint, lane_id integer, first_seq bigint, closed varbit)
@@ -165,8 +272,26 @@ BEGIN
       ('queue_older', 'of_lane integer, seq bigint, most integer, upto timestamptz', 'integer',
        'of_lane, seq, most, upto'),
       ('queue_claimed', 'of_lane integer', 'bigint', 'of_lane'),
-      ('queue_goes_on', 'of_lane integer, seq bigint, of_job uuid', 'boolean', 'of_lane, seq, of_job')
+      ('queue_goes_on', 'of_lane integer, seq bigint, of_job uuid', 'boolean', 'of_lane, seq, of_job'),
+      ('queue_end_each', 'lanes integer[], known bigint[]', 'bigint[]', 'lanes, known'),
+      ('queue_claimed_each', 'lanes integer[], known bigint[]', 'bigint[]', 'lanes, known'),
+      ('queue_since_each', 'lanes integer[], seqs bigint[], known timestamptz[]', 'timestamptz[]', 'lanes, seqs, known')
     ) AS f (name, parameters, returns, given));
+  EXECUTE (
+    SELECT string_agg(format(
+      'CREATE OR REPLACE FUNCTION rota.%1$s(slot integer, %2$s) RETURNS %3$s LANGUAGE plpgsql AS '
+      '$body$ BEGIN CASE slot %4$s END CASE; END $body$', f.name, f.parameters, f.returns, (
+        SELECT string_agg(format('WHEN %1$s THEN %2$s rota.%3$s_%1$s(%4$s);', k, f.call, f.name, f.given), ' ')
+        FROM generate_series(0, 7) AS k)), ';')
+    FROM (VALUES
+      ('queue_append_each', 'lanes integer[], firsts bigint[], of_groups integer[], jobs uuid[], layers uuid[],'
+       ' frames integer[], counts integer[], attempts smallint[], payloads bytea[]', 'void', 'PERFORM',
+       'lanes, firsts, of_groups, jobs, layers, frames, counts, attempts, payloads'),
+      ('queue_take_each', 'lanes integer[], firsts bigint[], mosts integer[], in_turns boolean[], by bigint',
+       'TABLE (place integer, claim_id bigint, n integer, sizes integer[], jobs uuid[], layers uuid[], frames integer[],'
+       ' attempts smallint[], payloads bytea[])', 'RETURN QUERY SELECT * FROM',
+       'lanes, firsts, mosts, in_turns, by')
+    ) AS f (name, parameters, returns, call, given));
 END $migration$;
 
 -- The mask with exactly `n` bits: callers need not know the length of a claim.
@@ -426,9 +551,46 @@ BEGIN
   RETURN rota.queue_older(slot, of_lane, at.seq, most, other + interval '5 s');
 END $$;
 
+-- Locks the lanes of requests that have a single lane, which no other request has. `mosts` is how much `queue_take_each`
+-- may claim of each. It is null for the others, if the lane has returned positions that wait or cancelled ones ahead of
+-- its cursor, or is locked by another session. `age` is that of the oldest slot to look in.
+CREATE OR REPLACE FUNCTION rota.queue_lock_singles(
+  lanes integer[], requests integer[], wants integer[], generation bigint,
+  OUT of_requests integer[], OUT of_lanes integer[], OUT in_turns boolean[], OUT locked boolean[],
+  OUT cursors bigint[], OUT mosts integer[], OUT age integer
+)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+  SELECT array_agg(s.request), array_agg(s.lane_id), array_agg(s.by_job),
+         array_agg(pg_try_advisory_xact_lock(1903519026, s.lane_id))
+  INTO of_requests, of_lanes, in_turns, locked
+  FROM (
+    SELECT u.request, u.lane_id, q.by_job
+    FROM (SELECT g.request, g.lane_id, count(*) OVER (PARTITION BY g.request) AS lanes_of_request,
+                 count(*) OVER (PARTITION BY g.lane_id) AS requests_of_lane
+          FROM unnest(requests, lanes) AS g (request, lane_id)) AS u
+    JOIN rota.queue_lanes l ON l.lane_id = u.lane_id JOIN rota.queues q ON q.queue = l.queue
+    WHERE u.lanes_of_request = 1 AND u.requests_of_lane = 1 AND NOT q.paused
+    OFFSET 0  -- filter before locking
+  ) AS s;
+  IF of_lanes IS NULL THEN
+    RETURN;
+  END IF;
+  SELECT * INTO cursors, age FROM rota.queue_cursor_each(of_lanes, generation);
+  mosts := ARRAY(
+    SELECT CASE WHEN u.locked AND (
+      SELECT true FROM rota.queue_returned r WHERE r.lane_id = u.lane AND r.parked_job IS NULL
+      ORDER BY r.lane_id, r.first_seq LIMIT 1) IS NULL AND coalesce((
+      SELECT t.first_seq + t.n <= u.cursor FROM rota.ready_tombstones t WHERE t.lane_id = u.lane
+      ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1), true) THEN least(wants[u.request], 512) END
+    FROM unnest(of_requests, of_lanes, locked, cursors) WITH ORDINALITY AS u (request, lane, locked, cursor, place)
+    ORDER BY u.place);
+END $$;
+
 -- Each lane is of one request, by its number from 1 on, and `wants` says how much each request wants of its lanes
 -- together, in order. Of several lanes of a queue and priority the next is the one whose job has waited longest for its
 -- turn. A lane that is locked is skipped, and a row without a claim says so.
+-- Of several requests, those with a single lane are served together first: it costs a fraction of `queue_take` for each.
 CREATE OR REPLACE FUNCTION rota.queue_claim_each(lanes integer[], requests integer[], wants integer[], by bigint)
 RETURNS TABLE (
   request integer, lane_id integer, claim_id bigint, n integer, first_seq bigint, skipped varbit,
@@ -444,6 +606,14 @@ DECLARE
   share integer;
   other timestamptz;
   claims_left integer := 64 + cardinality(wants);
+  generation bigint := rota.queue_generation();
+  singles integer[];
+  of_lanes integer[];
+  turns boolean[];
+  locked boolean[];
+  cursors bigint[];
+  mosts integer[];
+  oldest integer;
 BEGIN
   PERFORM rota.queue_read_committed();
   PERFORM pg_advisory_xact_lock_shared(1903519028, (by & 2147483647)::integer);
@@ -451,11 +621,50 @@ BEGIN
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'RT022', MESSAGE = format('owner %s may not claim', by);
   END IF;
+
+  IF cardinality(wants) > 1 THEN
+    SELECT * INTO singles, of_lanes, turns, locked, cursors, mosts, oldest
+    FROM rota.queue_lock_singles(lanes, requests, wants, generation);
+  END IF;
+  FOR age IN 0 .. coalesce(oldest, -1) LOOP
+    FOR taken IN
+      SELECT * FROM rota.queue_take_each(rota.queue_slot(generation, age), of_lanes, cursors, mosts, turns, by)
+    LOOP
+      at := taken.place;
+      IF taken.claim_id IS NOT NULL THEN
+        request := singles[at];
+        -- Nothing is behind the end of the open slot.
+        wants[request] := CASE WHEN age = 0 AND taken.n < mosts[at] THEN 0 ELSE wants[request] - taken.n END;
+        claims_left := claims_left - 1;
+        lane_id := of_lanes[at];
+        claim_id := taken.claim_id;
+        n := taken.n;
+        first_seq := cursors[at];
+        sizes := taken.sizes;
+        jobs := taken.jobs;
+        layers := taken.layers;
+        frames := taken.frames;
+        attempts := taken.attempts;
+        payloads := taken.payloads;
+        RETURN NEXT;
+      END IF;
+      mosts[at] := NULL;
+    END LOOP;
+  END LOOP;
+  FOR place IN 1 .. coalesce(cardinality(singles), 0) LOOP
+    IF mosts[place] IS NOT NULL THEN
+      wants[singles[place]] := 0;  -- the lane is empty
+    END IF;
+  END LOOP;
+  IF NOT 0 < ANY (wants) THEN
+    RETURN;
+  END IF;
+
   FOR given IN
     SELECT g.request, array_agg(l.lane_id ORDER BY g.place) AS lanes, bool_and(q.by_job) AS in_turns
     FROM unnest(lanes, requests) WITH ORDINALITY AS g (lane_id, request, place)
     JOIN rota.queue_lanes l ON l.lane_id = g.lane_id JOIN rota.queues q ON q.queue = l.queue
-    WHERE NOT q.paused GROUP BY g.request, l.queue, l.priority ORDER BY min(g.place)
+    WHERE NOT q.paused AND wants[g.request] > 0 GROUP BY g.request, l.queue, l.priority ORDER BY min(g.place)
   LOOP
     request := given.request;
     at := 1;
@@ -478,6 +687,7 @@ BEGIN
       lane_id := given.lanes[at];
       IF NOT pg_try_advisory_xact_lock(1903519026, lane_id) THEN
         since[at] := NULL;
+        claim_id := NULL;
         RETURN NEXT;
         CONTINUE;
       END IF;
@@ -595,9 +805,10 @@ BEGIN
     counted := FOUND;
   END IF;
   IF NOT counted THEN
-    PERFORM rota.queue_count(d.ready_slot, d.lane_id, running => -d.n, completed => d.n)
+    PERFORM rota.queue_count_each(array_agg(d.ready_slot), array_agg(d.lane_id), running => array_agg(-d.n),
+                                  completed => array_agg(d.n))
     FROM (SELECT e.lane_id, e.ready_slot, sum(bit_count(e.closed))::bigint AS n
-          FROM unnest(ended) AS e GROUP BY 1, 2 ORDER BY 1, 2) AS d
+          FROM unnest(ended) AS e GROUP BY 1, 2) AS d
     WHERE d.n > 0;
   END IF;
   RETURN QUERY SELECT * FROM rota.queue_refused(ids, masks, ended);

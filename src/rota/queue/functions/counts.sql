@@ -184,24 +184,31 @@ END $$;
 
 -- Since when the next claimable position of each lane has been waiting.
 CREATE OR REPLACE FUNCTION rota.queue_heads(lanes integer[]) RETURNS TABLE (lane_id integer, enqueued_at timestamptz)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
   generation bigint := rota.queue_generation();
-  at record;
+  sinces timestamptz[];
+  seqs bigint[];
+  oldest integer;
 BEGIN
-  FOREACH lane_id IN ARRAY lanes LOOP
-    SELECT r.first_seq AS seq, r.ready_slot AS slot INTO at FROM rota.queue_returned r
-    WHERE r.lane_id = queue_heads.lane_id AND r.parked_job IS NULL ORDER BY r.first_seq LIMIT 1;
-    IF FOUND THEN
-      enqueued_at := rota.queue_since(at.slot, lane_id, at.seq);
-    ELSE
-      enqueued_at := rota.queue_cursor_since(lane_id, generation);
-    END IF;
-    IF enqueued_at IS NOT NULL THEN
-      RETURN NEXT;
-    END IF;
+  SELECT * INTO seqs, oldest FROM rota.queue_cursor_each(lanes, generation);
+  SELECT array_agg(CASE WHEN u.ahead THEN rota.queue_past_tombstones(u.lane, u.cursor) ELSE u.cursor END ORDER BY u.place),
+         array_agg(CASE WHEN (u.back).lane_id IS NOT NULL
+                        THEN rota.queue_since((u.back).ready_slot, u.lane, (u.back).first_seq) END ORDER BY u.place)
+  INTO seqs, sinces
+  FROM (
+    SELECT g.*, (SELECT r FROM rota.queue_returned r WHERE r.lane_id = g.lane AND r.parked_job IS NULL
+                 ORDER BY r.lane_id, r.first_seq LIMIT 1) AS back,
+           (SELECT t.first_seq + t.n > g.cursor FROM rota.ready_tombstones t WHERE t.lane_id = g.lane
+            ORDER BY t.lane_id DESC, t.first_seq DESC LIMIT 1) AS ahead
+    FROM unnest(lanes, seqs) WITH ORDINALITY AS g (lane, cursor, place)
+  ) AS u;
+  FOR age IN 0 .. oldest LOOP
+    sinces := rota.queue_since_each(rota.queue_slot(generation, age), lanes, seqs, sinces);
+    EXIT WHEN array_position(sinces, NULL) IS NULL;
   END LOOP;
+  RETURN QUERY SELECT * FROM unnest(lanes, sinces) AS u (lane, since) WHERE u.since IS NOT NULL;
 END $$;
 
 -- Writes one delta, unless the mode is `scan`. Amounts are signed. Lock order of all writers of counts: deltas, then
@@ -215,6 +222,21 @@ BEGIN
   INSERT INTO rota.queue_terminal_count_deltas
   SELECT t.last_value % 4, of_slot, of_lane, waiting, running, completed, cancelled, failed, deferred, dead
   FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger';
+END $$;
+
+-- The same for many lanes, each with its slot.
+CREATE OR REPLACE FUNCTION rota.queue_count_each(
+  slots integer[], lanes integer[], waiting bigint[] DEFAULT NULL, running bigint[] DEFAULT NULL,
+  completed bigint[] DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO rota.queue_terminal_count_deltas
+  SELECT t.last_value % 4, u.slot, u.lane, coalesce(u.waiting, 0), coalesce(u.running, 0), coalesce(u.completed, 0),
+         0, 0, 0, 0
+  FROM rota.queue_delta_turn AS t, rota.queue_storage AS s,
+       unnest(slots, lanes, waiting, running, completed) AS u (slot, lane, waiting, running, completed)
+  WHERE s.counter_mode = 'ledger';
 END $$;
 
 -- Writers of counts either wait for the lock, with their rows uncommitted and thus invisible here, or have committed

@@ -91,6 +91,31 @@ BEGIN
   RETURN greatest(found_seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
 END $$;
 
+-- The same for many lanes. Slots without a position of any of them are unlocked again.
+CREATE OR REPLACE FUNCTION rota.queue_next_seqs(lanes integer[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+  generation bigint := rota.queue_generation();
+  seqs bigint[];
+  more bigint[];
+BEGIN
+  FOR age IN 0..6 LOOP
+    BEGIN
+      more := rota.queue_end_each(rota.queue_slot(generation, age), lanes, seqs);
+      IF more IS NOT DISTINCT FROM coalesce(seqs, array_fill(NULL::bigint, ARRAY[cardinality(lanes)])) THEN
+        RAISE EXCEPTION USING ERRCODE = 'RT021';
+      END IF;
+      seqs := more;
+      EXIT WHEN array_position(seqs, NULL) IS NULL;
+    EXCEPTION WHEN SQLSTATE 'RT021' THEN
+      NULL;
+    END;
+  END LOOP;
+  RETURN ARRAY(
+    SELECT greatest(u.seq, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = u.lane), 0)
+    FROM unnest(lanes, seqs) WITH ORDINALITY AS u (lane, seq, place) ORDER BY u.place);
+END $$;
+
 -- The slot to write to, locked until the transaction ends: it may be sealed meanwhile, but not pruned.
 CREATE OR REPLACE FUNCTION rota.queue_open_slot() RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -105,6 +130,25 @@ BEGIN
   RETURN generation % 7;
 END $$;
 
+-- Locks the end of a lane for each group, in their order: if a first shard is locked by another producer, the following
+-- lanes are not locked before this one is.
+CREATE OR REPLACE FUNCTION rota.queue_lanes_to_fill(queues text[], priorities smallint[], keys text[]) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  lanes integer[] := ARRAY(
+    SELECT l.lane_id FROM unnest(queues, priorities, keys) WITH ORDINALITY AS g (queue, priority, key, place)
+    LEFT JOIN rota.queue_lanes l
+      ON l.queue = g.queue AND l.priority = g.priority AND l.enqueue_shard = 0 AND g.key IS NULL
+    ORDER BY g.place);
+BEGIN
+  FOR at IN 1 .. cardinality(lanes) LOOP
+    IF lanes[at] IS NULL OR NOT pg_try_advisory_xact_lock(1903519025, lanes[at]) THEN
+      lanes[at] := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
+    END IF;
+  END LOOP;
+  RETURN lanes;
+END $$;
+
 -- Entries are sorted by group; `sizes` is the number of entries per group. Returns the first position of each group.
 CREATE OR REPLACE FUNCTION rota.queue_enqueue(
   queues text[], priorities smallint[], keys text[], sizes integer[],
@@ -115,25 +159,37 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   slot integer;
-  first integer := 1;
-  last integer;
-  number bigint;
+  lanes integer[];
+  firsts bigint[];
+  numbers bigint[];
+  of_groups integer[];
 BEGIN
   PERFORM rota.queue_read_committed();
-  FOR at IN 1 .. cardinality(queues) LOOP
-    last := first + sizes[at] - 1;
-    lane_id := rota.queue_lane_to_fill(queues[at], priorities[at], keys[at], true);
+  -- The slot is read after a possible wait for the last lane: newer positions of a lane are never in an older slot.
+  IF cardinality(queues) = 1 THEN
+    lane_id := rota.queue_lane_to_fill(queues[1], priorities[1], keys[1], true);
     first_seq := rota.queue_next_seq(lane_id);
-    -- Read again for each lane, after a possible wait: newer positions of a lane are never in an older slot.
-    IF slot IS DISTINCT FROM rota.queue_generation() % 7 THEN
-      slot := rota.queue_open_slot();
-    END IF;
-    number := rota.queue_append(slot, lane_id, first_seq, jobs[first:last], layers[first:last], frames[first:last],
-                                counts[first:last], attempts[first:last], payloads[first:last]);
-    PERFORM rota.queue_count(slot, lane_id, waiting => number);
+    slot := rota.queue_open_slot();
+    PERFORM rota.queue_count(slot, lane_id, waiting => rota.queue_append(
+      slot, lane_id, first_seq, jobs, layers, frames, counts, attempts, payloads));
     RETURN NEXT;
-    first := last + 1;
-  END LOOP;
+  ELSE
+    lanes := rota.queue_lanes_to_fill(queues, priorities, keys);
+    firsts := rota.queue_next_seqs(lanes);
+    slot := rota.queue_open_slot();
+    of_groups := ARRAY(SELECT g.place FROM unnest(sizes) WITH ORDINALITY AS g (size, place), generate_series(1, g.size)
+                       ORDER BY g.place);
+    -- Groups with different keys may share a lane.
+    SELECT array_agg(u.first ORDER BY u.place), array_agg(u.n ORDER BY u.place) INTO firsts, numbers
+    FROM (
+      SELECT g.place, g.n, firsts[g.place] - g.n
+               + sum(g.n) OVER (PARTITION BY lanes[g.place] ORDER BY g.place ROWS UNBOUNDED PRECEDING) AS first
+      FROM (SELECT e.place, sum(e.n)::bigint AS n FROM unnest(of_groups, counts) AS e (place, n) GROUP BY 1) AS g
+    ) AS u;
+    PERFORM rota.queue_append_each(slot, lanes, firsts, of_groups, jobs, layers, frames, counts, attempts, payloads);
+    PERFORM rota.queue_count_each(array_fill(slot, ARRAY[cardinality(lanes)]), lanes, waiting => numbers);
+    RETURN QUERY SELECT * FROM unnest(lanes, firsts);
+  END IF;
   IF notify THEN
     PERFORM pg_notify('rota_queue', q) FROM (SELECT DISTINCT unnest(queues) AS q) AS told;
   END IF;
@@ -191,4 +247,18 @@ BEGIN
     EXIT WHEN cursor IS NOT NULL;
   END LOOP;
   cursor := greatest(cursor, (SELECT b.cursor FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane), 0);
+END $$;
+
+-- The same for many lanes; `age` is the largest of theirs.
+CREATE OR REPLACE FUNCTION rota.queue_cursor_each(lanes integer[], generation bigint, OUT cursors bigint[], OUT age integer)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+  FOR at IN 0..7 LOOP
+    cursors := rota.queue_claimed_each(rota.queue_slot(generation, at), lanes, cursors);
+    age := at;
+    EXIT WHEN array_position(cursors, NULL) IS NULL;
+  END LOOP;
+  cursors := ARRAY(
+    SELECT greatest(u.cursor, (SELECT b.cursor FROM rota.queue_lane_bases b WHERE b.lane_id = u.lane), 0)
+    FROM unnest(lanes, cursors) WITH ORDINALITY AS u (lane, cursor, place) ORDER BY u.place);
 END $$;
