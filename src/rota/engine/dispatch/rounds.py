@@ -20,7 +20,7 @@ from rota.model.reasons import Reason
 from rota.placement import CapacityReservation, PlacementPlan, WorkerRegistry
 from rota.queue import LANES_MAX
 
-QUEUES_MAX: Final = 64
+QUEUES_MAX: Final = 128
 """Queues in one round."""
 MISSES_MAX: Final = 4
 """Queues of which nothing fits, after which a round takes no more: the turn, which may be cut, goes on with them."""
