@@ -28,6 +28,9 @@ from rota.model.errors import NatsUnavailable
 
 MESSAGES_PUBLISHED = metrics.counter("rota_bus_published", "Messages published, by outcome.", labels=("outcome",))
 
+FLUSH_EVERY = 64
+"""Messages that are encoded before the library may write them: NATS works on the first ones of a large batch while the
+others are encoded."""
 NO_STREAM = "no stream accepts the subject"
 _NO_ACK = PublishReceipt(PublishOutcome.UNSETTLED, reason="no acknowledgement in time")
 _PERMANENT_ERROR_CODES = frozenset((10054, 10060, 10097))
@@ -115,6 +118,8 @@ class JetStreamPublisher:
                     raise
                 return
             sent += 1
+            if sent % FLUSH_EVERY == 0:
+                await asyncio.sleep(0)
 
     async def _on_ack(self, msg: Msg) -> None:
         _, number, index = msg.subject.rsplit(".", 2)
