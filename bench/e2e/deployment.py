@@ -224,9 +224,13 @@ class Farm:
         """All that was submitted; `last` are the jobs to look at first."""
         await until(lambda: self._have_ended(last), RUN_TIMEOUT_S, f"the end of {self.submitted} frames", POLL_S)
 
-    async def _have_ended(self, last: Sequence[UUID]) -> bool:
+    async def count_live(self, jobs: Sequence[UUID]) -> int:
+        """How many of the jobs have not ended."""
         self.polls += 1
-        if await self._looking.fetchval(LIVE, last):
+        return int(await self._looking.fetchval(LIVE, jobs))
+
+    async def _have_ended(self, last: Sequence[UUID]) -> bool:
+        if await self.count_live(last):
             return False
         self.polls += 1
         completed = sum(each.completed for each in (await self.queue.counts_exact()).values())
