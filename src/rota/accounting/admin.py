@@ -14,9 +14,9 @@ before the push, the next limit reseed brings the change; a lowered limit is saf
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import asyncpg
@@ -108,6 +108,13 @@ class QuotaAdmin:
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database = database
         self.clock = clock or SystemClock()
+
+    async def change_together(
+        self, work: Callable[[QuotaAdmin], Awaitable[Sequence[QuotaChange]]]
+    ) -> Sequence[QuotaChange]:
+        """Changes that take effect together or not at all: `work` gets an admin of one transaction."""
+        async with self.database.transaction() as tx:
+            return await work(QuotaAdmin(cast("Database", _DatabaseOfTransaction(tx)), self.clock))
 
     async def shows(self) -> list[Show]:
         return [_show_from_row(row) for row in await self.database.rows(SHOW_LIST)]
@@ -352,6 +359,18 @@ class QuotaAdmin:
 
     def _new_id(self) -> UUID:
         return uuid7(self.clock.now_ms(), secrets.token_bytes(ENTROPY_BYTES))
+
+
+class _DatabaseOfTransaction:
+    """Takes the place of a database: its transactions are parts of one."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self._tx.savepoint():
+            yield self._tx
 
 
 async def _find_show(tx: Transaction, name: str) -> Show:

@@ -13,11 +13,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from rota import runtime
+from rota.accounting.admin import QuotaAdmin
+from rota.accounting.resources import QuotaChange
 from rota.accounting.service import AccountingService
 from rota.cli.core import output
 from rota.cli.local import api_key as local_key
@@ -134,20 +137,32 @@ async def up(settings: Settings, worker_options: EmbeddedWorkerOptions | None) -
 
 
 async def create_first_show(accounting: AccountingService) -> None:
-    """Create a show that can use this whole machine, if there is no show, pool or department yet."""
+    """Create a show that can use this whole machine, if there is no show, pool or department yet.
+
+    In one transaction: after a crash in the middle the next start would find a pool and create no show.
+    """
     if await accounting.admin.shows() or await accounting.admin.pools() or await accounting.admin.depts():
         return
+    managed = accounting.live is not None
+    for change in await accounting.admin.change_together(partial(_create_first_show, managed=managed)):
+        await accounting.change(partial(_committed, change))
+
+
+async def _create_first_show(admin: QuotaAdmin, *, managed: bool) -> list[QuotaChange]:
     cores, actor = os.cpu_count() or 1, "rota up"
-    await accounting.change(lambda admin: admin.create_pool(DEFAULT_POOL, actor=actor))
-    await accounting.change(lambda admin: admin.create_dept(DEFAULT_NAME, actor=actor))
-    await accounting.change(
-        lambda admin: admin.create_show(DEFAULT_NAME, actor=actor, managed=accounting.live is not None)
-    )
-    await accounting.change(
-        lambda admin: admin.create_subscription(DEFAULT_NAME, DEFAULT_POOL, actor=actor, size=cores, burst=cores)
-    )
-    await accounting.change(lambda admin: admin.create_folder(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
-    await accounting.change(lambda admin: admin.create_point(DEFAULT_NAME, DEFAULT_NAME, actor=actor))
+    return [
+        await admin.create_pool(DEFAULT_POOL, actor=actor),
+        await admin.create_dept(DEFAULT_NAME, actor=actor),
+        await admin.create_show(DEFAULT_NAME, actor=actor, managed=managed),
+        await admin.create_subscription(DEFAULT_NAME, DEFAULT_POOL, actor=actor, size=cores, burst=cores),
+        await admin.create_folder(DEFAULT_NAME, DEFAULT_NAME, actor=actor),
+        await admin.create_point(DEFAULT_NAME, DEFAULT_NAME, actor=actor),
+    ]
+
+
+async def _committed(change: QuotaChange, _: QuotaAdmin) -> QuotaChange:
+    """Nothing is left to write: only to push the change to Redis."""
+    return change
 
 
 async def _make_worker(
