@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import psycopg
 import pydantic
 import pytest
+import structlog
 from django import conf
 from django.db import connections, transaction
 from psycopg.rows import dict_row
@@ -301,6 +303,8 @@ async def test_idempotency_keys_and_waiting_reasons(farm, app):
 
 
 async def test_progress_bar_is_shown_only_on_a_terminal(farm, app, capsys, monkeypatch):
+    # Another test may flush the scripts of the Redis that they share, which is logged.
+    monkeypatch.setattr(sys.modules["rota.infra.redis.script"], "log", structlog.testing.CapturingLogger())
     await (await square.submit(2)).wait(timeout=15)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

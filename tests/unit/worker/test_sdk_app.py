@@ -37,7 +37,7 @@ async def test_bare_task_decorator_uses_the_name_of_the_function():
     async def ping():
         return "pong"
 
-    assert (ping.name, ping.topic, ping.is_async, ping.work.cores) == ("ping", "ping", True, 100)
+    assert (ping.name, ping.topic, ping.is_async, ping.work.cores) == ("ping", "ping", True, 10)
     assert await ping() == "pong"
 
 
