@@ -17,9 +17,7 @@ async def created(accounting):
 
 
 @pytest.mark.parametrize("step", ["create_dept", "create_show", "create_subscription", "create_folder", "create_point"])
-async def test_interrupted_creation_of_the_first_show_leaves_nothing_and_repeats(
-    database, redis, step, monkeypatch
-):
+async def test_interrupted_creation_of_the_first_show_leaves_nothing_and_repeats(database, redis, step, monkeypatch):
     accounting = AccountingService(database, redis)
 
     async def interrupted(*_args, **_more):
