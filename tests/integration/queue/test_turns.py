@@ -7,10 +7,13 @@ import pytest
 
 from rota.queue import Queue
 from tests.support.queue import Dispatcher, agreed, entry, sql
+from tests.support.waiting import until
 
 QUANTUM = 64
 LOCK_LANE = sql("SELECT pg_advisory_xact_lock(1903519026, $1::integer)")
 ROTATE = sql("INSERT INTO rota.queue_ring_rotations (generation) SELECT rota.queue_generation() + 1")
+LOCK_OWNER = sql("SELECT pg_advisory_xact_lock(1903519028, $1::integer)")
+WAITS_FOR_OWNER = sql("SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
 ASIDE = sql("SELECT count(*) FROM rota.queue_returned WHERE turn_of IS NOT NULL")
 
 
@@ -216,6 +219,26 @@ async def test_locked_lane_among_many_is_reported_and_skipped(queue, dispatcher,
         await tx.rows(LOCK_LANE, placed[1].lane)
         results = await dispatcher.claim_each(1, lanes=[each.lane for each in placed])
     assert [(result.frames, result.locked) for result in results] == [(1, False), (0, True), (1, False)]
+
+
+async def test_ring_that_turns_before_a_claim_of_many_lanes_has_its_locks_hands_nothing_out_twice(
+    queue, dispatcher, database
+):
+    """With the generation of before, the newest slot would seem to be the oldest, and its claims would not be found."""
+    other = await Dispatcher(database, "two").enlisted()
+    [film] = await queue.enqueue([entry("film", frames=10)])
+    await dispatcher.claim(10, lanes=[film.lane])
+    [new] = await queue.enqueue([entry("new")])
+    async with database.transaction() as tx:
+        await tx.rows(LOCK_OWNER, dispatcher.owner & 2**31 - 1)
+        claiming = asyncio.create_task(dispatcher.claim_each(50, lanes=[film.lane, new.lane]))
+        await until(lambda: database.value(WAITS_FOR_OWNER), what="the claim to wait")
+        await database.rows(ROTATE)
+        await queue.enqueue([entry("film", frames=20)])
+        [taken] = await other.claim(20, lanes=[film.lane])
+    results = await claiming
+    assert (taken.frames, [result.frames for result in results]) == (20, [0, 1])
+    await agreed(database)
 
 
 async def test_groups_of_different_keys_in_one_lane_have_positions_of_their_own(queue, dispatcher, database):

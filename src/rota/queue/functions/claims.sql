@@ -553,11 +553,12 @@ END $$;
 
 -- Locks the lanes of requests that have a single lane, which no other request has. `mosts` is how much `queue_take_each`
 -- may claim of each. It is null for the others, if the lane has returned positions that wait or cancelled ones ahead of
--- its cursor, or is locked by another session. `age` is that of the oldest slot to look in.
+-- its cursor, or is locked by another session. `age` is that of the oldest slot to look in. The generation is read under
+-- the locks: of an older one the newest slot would seem to be the oldest, and what was claimed there would be claimed again.
 CREATE OR REPLACE FUNCTION rota.queue_lock_singles(
-  lanes integer[], requests integer[], wants integer[], generation bigint,
+  lanes integer[], requests integer[], wants integer[],
   OUT of_requests integer[], OUT of_lanes integer[], OUT in_turns boolean[], OUT locked boolean[],
-  OUT cursors bigint[], OUT mosts integer[], OUT age integer
+  OUT cursors bigint[], OUT mosts integer[], OUT age integer, OUT generation bigint
 )
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -576,6 +577,7 @@ BEGIN
   IF of_lanes IS NULL THEN
     RETURN;
   END IF;
+  generation := rota.queue_generation();
   SELECT * INTO cursors, age FROM rota.queue_cursor_each(of_lanes, generation);
   mosts := ARRAY(
     SELECT CASE WHEN u.locked AND (
@@ -606,7 +608,7 @@ DECLARE
   share integer;
   other timestamptz;
   claims_left integer := 64 + cardinality(wants);
-  generation bigint := rota.queue_generation();
+  generation bigint;
   singles integer[];
   of_lanes integer[];
   turns boolean[];
@@ -623,8 +625,8 @@ BEGIN
   END IF;
 
   IF cardinality(wants) > 1 THEN
-    SELECT * INTO singles, of_lanes, turns, locked, cursors, mosts, oldest
-    FROM rota.queue_lock_singles(lanes, requests, wants, generation);
+    SELECT * INTO singles, of_lanes, turns, locked, cursors, mosts, oldest, generation
+    FROM rota.queue_lock_singles(lanes, requests, wants);
   END IF;
   FOR age IN 0 .. coalesce(oldest, -1) LOOP
     FOR taken IN
