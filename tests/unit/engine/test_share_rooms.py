@@ -102,15 +102,48 @@ def test_probe_that_is_long_due_waits_for_the_last_frame_of_the_first_queue(full
     assert full.frames_max(SHOW, ONE, late_s) == {POOL: 1}, "a probe"
 
 
-def test_overdue_probe_of_a_busy_share_lets_rounds_end_before_another_begins(full):
+def test_queue_that_waits_for_a_probe_of_a_busy_share_lets_rounds_end_before_others_begin(full):
     full.released(SHOW, {POOL: Usage(300)})
     due_s = NOW_S + PROBE_INTERVAL_S
     under_way = full.reserve(SHOW, ONE, [(POOL, 1)], NOW_S)
+    assert full.hold_until_s(SHOW, WIDE, NOW_S) == due_s
+    assert full.hold_until_s(SHOW, WIDE, due_s) == due_s + PROBE_INTERVAL_S + PROBE_WAIT_S
     assert full.frames_max(SHOW, ONE, due_s) == {POOL: 2}
     assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S) == {POOL: 0}
-    assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S + PROBE_WAIT_S) == {POOL: 3}
     full.shrink(under_way, 0)
-    assert full.frames_max(SHOW, ONE, due_s + PROBE_INTERVAL_S) == {POOL: 4}
+    assert full.frames_max(SHOW, WIDE, due_s + PROBE_INTERVAL_S) == {POOL: 1}
+
+
+def test_probe_is_made_in_the_end_although_another_queue_always_takes_the_room(full):
+    full.released(SHOW, {POOL: Usage(100)})
+    due_s = NOW_S + PROBE_INTERVAL_S
+    probed_s = None
+    for step in range(300):
+        now_s = due_s + step * 0.01
+        small = full.reserve(SHOW, ONE, [(POOL, min(1, full.frames_max(SHOW, ONE, now_s)[POOL]))], now_s)
+        if full.frames_max(SHOW, WIDE, now_s)[POOL]:
+            probed_s = now_s - due_s
+            break
+        full.hold_until_s(SHOW, WIDE, now_s)
+        full.shrink(small, 0)
+    assert probed_s is not None
+    assert probed_s <= PROBE_INTERVAL_S + PROBE_WAIT_S + 0.02
+
+
+def test_queue_that_no_longer_waits_for_its_probe_holds_up_no_others(full):
+    full.released(SHOW, {POOL: Usage(200)})
+    due_s = NOW_S + PROBE_INTERVAL_S
+    full.reserve(SHOW, ONE, [(POOL, 1)], NOW_S)
+    full.hold_until_s(SHOW, WIDE, due_s)
+    for later_s in (PROBE_INTERVAL_S + PROBE_WAIT_S, 100.0):
+        assert full.frames_max(SHOW, ONE, due_s + later_s) == {POOL: 1}
+
+
+def test_rounds_without_gpus_do_not_delay_the_probe_of_gpus(rooms):
+    rooms.refused(SHOW, POOL, at(2, 2, Resource.GPUS), rooms.moment(SHOW), NOW_S)
+    due_s = NOW_S + PROBE_INTERVAL_S
+    rooms.reserve(SHOW, ONE, [(POOL, 5)], due_s)
+    assert rooms.frames_max(SHOW, ON_GPU, due_s) == {POOL: 1}
 
 
 def test_share_that_grants_more_than_its_room_is_asked_for_twice_as_much_at_once(full):

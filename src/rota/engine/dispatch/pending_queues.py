@@ -515,9 +515,9 @@ class PendingQueues:
 
     def _hold_until_probe(self, pending: PendingQueue) -> None:
         now = self._clock.monotonic()
-        probe_at_s = self.share_rooms.probe_at_s(pending.key.show, _ask(pending)) or 0.0
+        until_s = self.share_rooms.hold_until_s(pending.key.show, _ask(pending), now) or 0.0
         # A probe that is due waits for the end of a round, which ends the back-off.
-        self.back_off(pending, Reason.QUOTA_SUBSCRIPTION, probe_at_s - now if probe_at_s > now else BACKOFF_S)
+        self.back_off(pending, Reason.QUOTA_SUBSCRIPTION, until_s - now if until_s > now else BACKOFF_S)
 
     def frames_returned(self, pending: PendingQueue, frames: int) -> None:
         """A round returned frames: a round that began meanwhile has not seen them."""

@@ -7,13 +7,15 @@ and a queue for which it does not suffice costs no claim.
 
 Accounting alone decides. The room may be wrong:
 - too large (another replica booked): the next refusal corrects it;
-- too small (a release is not known here yet, or was missed): after `PROBE_INTERVAL_S`, while no other round has
-  reserved room, that of the first queue asks for one frame; each time that accounting grants it, the next round asks
-  for twice as many at once, until the room is forgotten. All queues of the show are held until then, not each for its
-  own time: accounting may grant the frame, so it must be that of the first queue in order. For the same reason no
-  queue probes beside a round that is not booked yet: if the first queue has no more frames than the room, the next one
-  waits for the end of its round. In a busy show some round has always reserved room: then, when the probe is overdue by
-  `PROBE_INTERVAL_S`, no further round begins until those under way have ended, or `PROBE_WAIT_S` has passed.
+- too small (a release is not known here yet, or was missed): after `PROBE_INTERVAL_S` the round of the first queue asks
+  for one frame more; each time that accounting grants it, the next round asks for twice as many at once, until the room
+  is forgotten. All queues of the show are held until then, not each for its own time: accounting may grant the frame,
+  so it must be that of the first queue in order.
+
+For the same reason no queue probes beside a round that is not booked yet: if the first queue has no more frames than
+the room, the next one waits for the end of its round. In a busy show some round has always reserved room, so a queue
+that has waited for its probe for `PROBE_INTERVAL_S` keeps further rounds from beginning until those under way have
+ended. If the first queue then takes the room again, or a round is stuck, the probe goes beside it after `PROBE_WAIT_S`.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from rota.model.ids import PoolId, ShowId
 from rota.model.quota import RESOURCES, Ask, Refusal, Resource, Usage
 
 PROBE_INTERVAL_S: Final = 1.0
-PROBE_WAIT_S: Final = 0.5
+PROBE_WAIT_S: Final = 0.25
 """A round that takes longer is held up by something else, such as a lock in its folder."""
+PROBE_LATEST_S: Final = PROBE_INTERVAL_S + PROBE_WAIT_S
 PROBE_FRAMES_MAX: Final = 512
 """A share that grants so many frames above its room is not full at all."""
 RESET_PROBE_FRAMES: Final = 64
@@ -45,6 +48,8 @@ class ShareRoom(msgspec.Struct):
     """Number of the refusal that it follows from."""
     reserved: Amounts = {}
     """By rounds under way."""
+    short_since_s: float | None = None
+    """Since when a queue has waited for a probe that is due."""
 
     def frames_fitting(self, ask: Ask) -> int | None:
         """How many more such frames fit; None: any number."""
@@ -57,7 +62,16 @@ class ShareRoom(msgspec.Struct):
 
     @property
     def is_reserved(self) -> bool:
-        return any(self.reserved.values())
+        return any(self.reserved.get(resource) for resource in self.free)
+
+    def short_s(self, now_s: float) -> float:
+        """How long a queue has waited for its probe. One that did not come for it has no frames any more."""
+        waited_s = 0.0 if self.short_since_s is None else now_s - self.short_since_s
+        return waited_s if waited_s < PROBE_LATEST_S + PROBE_INTERVAL_S else 0.0
+
+    def set_probe(self, at_s: float) -> None:
+        self.probe_at_s = at_s
+        self.short_since_s = None
 
     def reserve(self, ask: Ask, frames: int) -> None:
         for resource in RESOURCES:
@@ -99,10 +113,16 @@ class ShareRooms:
                 most[pool] = _with_probe(room, fitting, now_s)
         return most
 
-    def probe_at_s(self, show: ShowId, ask: Ask) -> float | None:
-        """When a share in which such a frame does not fit may be asked again; None: there is no such share."""
-        rooms = self._rooms.get(show, {}).values()
-        return min((room.probe_at_s for room in rooms if room.frames_fitting(ask) == 0), default=None)
+    def hold_until_s(self, show: ShowId, ask: Ask, now_s: float) -> float | None:
+        """Until when to hold a queue whose frames do not fit a share, unless a round ends before; None: all fit."""
+        until: list[float] = []
+        for room in self._rooms.get(show, {}).values():
+            if room.frames_fitting(ask) == 0:
+                until.append(room.probe_at_s)
+                if now_s >= room.probe_at_s:
+                    room.short_since_s = now_s - room.short_s(now_s)
+                    until[-1] = room.short_since_s + PROBE_LATEST_S
+        return min(until, default=None)
 
     def reserve(self, show: ShowId, ask: Ask, frames: Iterable[tuple[PoolId, int]], now_s: float) -> ShareReservation:
         """Reserve room for so many frames in each pool, in the order of a plan."""
@@ -111,10 +131,9 @@ class ShareRooms:
         for pool, n in frames:
             room = rooms.get(pool)
             if room is not None:
-                if n > (room.frames_fitting(ask) or 0):
-                    room.probe_at_s = now_s + PROBE_INTERVAL_S
-                elif not room.is_reserved:
-                    room.probe_at_s = max(room.probe_at_s, now_s)
+                fitting = room.frames_fitting(ask)
+                if fitting is not None and n > fitting:
+                    room.set_probe(now_s + PROBE_INTERVAL_S)
                 room.reserve(ask, n)
             parts.append((pool, room, n))
         return ShareReservation(ask, parts)
@@ -162,7 +181,7 @@ class ShareRooms:
             exceeded |= left < 0
         if exceeded:
             room.probe_frames *= 2
-            room.probe_at_s = 0.0
+            room.set_probe(0.0)
             if room.probe_frames > PROBE_FRAMES_MAX:
                 del self._rooms[show][pool]
         return exceeded
@@ -180,7 +199,7 @@ class ShareRooms:
         resource = refusal.resource
         since = released.of(resource) - before.of(resource)
         room.free[resource] = max(0, refusal.limit - refusal.current) + since
-        room.probe_at_s = now_s + PROBE_INTERVAL_S
+        room.set_probe(now_s + PROBE_INTERVAL_S)
         room.probe_frames = 1
         room.since = self._refusals
 
@@ -202,16 +221,16 @@ class ShareRooms:
         self._resets += 1
         for rooms in self._rooms.values():
             for room in rooms.values():
-                room.probe_at_s = 0.0
+                room.set_probe(0.0)
                 room.probe_frames = max(room.probe_frames, RESET_PROBE_FRAMES)
 
 
 def _with_probe(room: ShareRoom, fitting: int, now_s: float) -> int:
     """How many frames to ask for, if this many fit the room: more when a probe is due, none while it waits for rounds
     under way."""
-    overdue_s = now_s - room.probe_at_s
-    if overdue_s < 0.0:
+    if now_s < room.probe_at_s:
         return fitting
-    if not room.is_reserved or overdue_s >= PROBE_INTERVAL_S + PROBE_WAIT_S:
+    short_s = room.short_s(now_s)
+    if not room.is_reserved or (fitting == 0 and short_s >= PROBE_LATEST_S):
         return fitting + room.probe_frames
-    return fitting if overdue_s < PROBE_INTERVAL_S else 0
+    return 0 if PROBE_INTERVAL_S <= short_s < PROBE_LATEST_S else fitting
