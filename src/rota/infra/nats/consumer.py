@@ -55,6 +55,7 @@ class _Pull(msgspec.Struct):
     """One pull request. Up to `left` messages of it may still arrive."""
 
     subject: str
+    most: int
     left: int
     heartbeat_s: float
     silent_at: float
@@ -177,7 +178,7 @@ class Consumer:
         expires_s = max(wait_s, PULL_MIN_S)
         heartbeat_s = min(HEARTBEAT_INTERVAL_S, expires_s / 2)
         self._pulls += 1
-        pull = _Pull(f"{self._inbox}.{self._pulls}", most, heartbeat_s, 0.0)
+        pull = _Pull(f"{self._inbox}.{self._pulls}", most, most, heartbeat_s, 0.0)
         pull.touch(self._clock.monotonic())
         request = {
             "batch": most,
@@ -232,7 +233,7 @@ class Consumer:
                 return
             case "404" | "408":
                 self._failures = 0
-            case "409" if "MaxBytes" in description:
+            case "409" if self._pull.left < self._pull.most and "Exceeds MaxBytes" in description:
                 self._failures = 0  # the pull is full
             case "400":
                 self._refusal = description
