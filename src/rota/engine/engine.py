@@ -88,7 +88,7 @@ from rota.placement.snapshot import SnapshotWriter, warm_start
 from rota.policy.factory import effective_fail_mode
 from rota.policy.output.checker import ContentChecker, OutputPolicySource
 
-REPORTS_MAX: Final = 1024
+REPORTS_MAX: Final = 256
 """Reports that are handled together."""
 MAX_CONCURRENT_REPORT_BATCHES: Final = 2
 """While one batch of reports waits for its commit, the next is read and written."""

@@ -59,8 +59,9 @@ def test_machine_that_is_busy_or_has_free_cores_is_not_told(up, state):
     assert up.poll(10) == []
 
 
-def test_booked_machine_without_waiting_frames_is_not_told(up):
-    up.waiting = {}
+@pytest.mark.parametrize("waiting", [{}, {"quota_folder": 3}, {"no_workers": 1}], ids=str)
+def test_booked_machine_without_frames_that_wait_for_it_is_not_told(up, waiting):
+    up.waiting = waiting
     assert up.poll(10) == []
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from rota.infra.clock import Clock
 from rota.infra.service import Lifecycle, Service
+from rota.model.reasons import Reason
 from rota.placement.workers import WorkerInfo
 
 POLL_INTERVAL_S: Final = 5.0
@@ -19,6 +20,8 @@ IDLE_POLLS: Final = 3
 REPEAT_AFTER_S: Final = 3600.0
 CPU_PERCENT_MAX: Final = 30.0
 PART_BOOKED_MIN: Final = 0.9
+BOOKED_REASONS: Final = (Reason.QUEUED, Reason.POOL_OVERLOADED, Reason.QUOTA_SUBSCRIPTION)
+"""Reasons of frames that wait for cores of this machine: the show of `rota up` has a share of all its cores."""
 
 
 class IdleNotice:
@@ -49,7 +52,12 @@ class IdleNotice:
 
     def poll(self) -> None:
         worker = self._worker()
-        if worker is None or not sum(self._waiting().values()) or not is_idle_but_booked(worker):
+        waiting = self._waiting()
+        if (
+            worker is None
+            or not any(waiting.get(reason.value) for reason in BOOKED_REASONS)
+            or not is_idle_but_booked(worker)
+        ):
             self._polls = 0
             return
         self._polls += 1

@@ -266,7 +266,9 @@ class Finisher:
                 return None
             booked = set(rows[0]["tokens"])
             held = {worker: to_ranges(booked.intersection(iterate_tokens(each))) for worker, each in runs.items()}
-            result.late += _count_frames(runs) - _count_frames(held)
+            asked, left = _count_frames(runs), _count_frames(held)
+            result.late += asked - left
+            took_ms = took_ms * left // asked  # that of late frames is not counted
             runs = {worker: each for worker, each in held.items() if each}
             rows = await self._succeed(runs, took_ms) if runs else []
         _read_success_rows(rows, result)

@@ -235,9 +235,12 @@ DECLARE
   numbers integer[] := '{}';
 BEGIN
   SELECT sum(run.last - run.first + 1) INTO asked FROM unnest(firsts, lasts) AS run (first, last);
-  SELECT count(*), array_agg(DISTINCT p.pk_show ORDER BY p.pk_show) INTO held, shows
+  -- Range by range: a hash join would read all bookings for each batch.
+  SELECT coalesce(sum(p.n), 0), array_agg(DISTINCT p.pk_show ORDER BY p.pk_show) INTO held, shows
   FROM unnest(hosts, firsts, lasts) AS run (host, first, last)
-  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last WHERE p.pk_host = run.host;
+  CROSS JOIN LATERAL (
+    SELECT p.pk_show, count(*) AS n FROM rota.proc p
+    WHERE p.token BETWEEN run.first AND run.last AND p.pk_host = run.host GROUP BY 1) AS p;
   IF held < asked THEN
     -- Late, duplicate or foreign: the caller handles the remaining tokens separately.
     told.what := 'not_held';
