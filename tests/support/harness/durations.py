@@ -8,6 +8,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from tests.support.harness.effort import FULL
+
 LIMIT_S = 15.0
 SHOWN = 40
 SHOWN_FROM = 500
@@ -35,7 +37,7 @@ class Durations:
 
     def pytest_sessionfinish(self, session, exitstatus):
         limit_s = LIMIT_S * slowdown(1)
-        slow = [(seconds, test) for test, seconds in self._seconds.items() if seconds > limit_s]
+        slow = [(seconds, test) for test, seconds in self._seconds.items() if seconds > limit_s and not FULL]
         self.too_slow = sorted((item for item in slow if item[1] not in self._marked), reverse=True)
         if self.too_slow and exitstatus == 0:
             session.exitstatus = 1
