@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
 
 from rota.infra.postgres import Database, PostgresTarget
+from rota.model.errors import PostgresBusy
 from rota.queue import DeadLetterFilter, FailedFilter, FrameFailure, MaintenanceIntervals, Queue, storage
 from tests.support.queue import Dispatcher, Leader, agreed, entry, sql
 from tests.support.waiting import until
@@ -174,10 +176,9 @@ class StressRun:
     async def run_maintenance(self):
         leader = await Leader.of(self.queue, MaintenanceIntervals(slot_bytes=8192, prune_delay_s=0.0))
         while not self.done.is_set():
-            await leader.promote()
-            await leader.fold()
-            await leader.turn_ring()
-            await leader.shed()
+            for step in (leader.promote, leader.fold, leader.turn_ring, leader.shed):
+                with suppress(PostgresBusy):  # a lock timeout rolls the step back; a leader repeats it in the next pass
+                    await step()
             await asyncio.sleep(0.02)
         self.pruned = bool(await self.database.value(sql("SELECT count(*) FROM rota.queue_terminal_rollups")))
 
