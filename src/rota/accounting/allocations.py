@@ -11,7 +11,9 @@ Invariants and what enforces them:
   pruned;
 - rows are inserted by a plain INSERT. A rare repeat takes the slow path in a subtransaction: it is compared with the
   existing row and reported as `already`, even if the fence has risen since, or as tombstoned;
-- a row is released at the keys it was charged to, even if its job or host has moved since.
+- a row is released at the keys it was charged to, even if its job or host has moved since;
+- frames in series (ADR 23) have a row each. Only that of the last one, the carrier, has a charge, and it is deleted
+  with the last row of the series (`rota.proc_end`): as long as a frame of the series may run, the charge is there.
 
 A transaction that inserts or deletes for several shows must do so in the order of their ids, because each call keeps
 the lock of its show. A crash before COMMIT leaves nothing, after it everything; after a lost reply, repeat the call.
@@ -25,7 +27,7 @@ insert 20 % and more. Reconciliation and adoption read ranges of tokens, which t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -67,7 +69,7 @@ RangeColumns = tuple[list[int], list[int], list[int]]
 
 
 class ProcInsertResult(msgspec.Struct, frozen=True):
-    """Tokens of a batch that this call did not insert; all others were inserted."""
+    """Tokens of a batch, with followers, that this call did not insert; all others were inserted."""
 
     already: Sequence[int] = []
     """Had a row with the same charge and host: booked."""
@@ -76,6 +78,8 @@ class ProcInsertResult(msgspec.Struct, frozen=True):
 
 
 class ProcDeleteResult(msgspec.Struct, frozen=True):
+    """Charges that ended. Followers in a series have none, and are not in it."""
+
     released: Sequence[ReleasedTokens]
     managed: bool
     """Whether Redis counts these tokens too, so that the release must be published after the commit."""
@@ -149,7 +153,7 @@ async def insert(on: Database | Transaction, show: ShowId, fence: int, groups: B
     """Insert rows for bookings made in Redis under `fence`. Idempotent."""
     check_booking(groups)
     failpoints.hit("procs.before_insert")
-    rows = await on.rows(INSERT, show, fence, *group_columns(groups), *range_columns(groups))
+    rows = await on.rows(INSERT, show, fence, *booking_columns(groups))
     failpoints.after_send("procs.insert")
     reasons = {row["token"]: DeclineReason(row["why"]) for row in rows}
     return ProcInsertResult(
@@ -163,7 +167,8 @@ async def delete(on: Database | Transaction, show: ShowId, tokens: Iterable[int]
     failpoints.hit("procs.before_delete")
     rows = await on.rows(DELETE, show, *_range_bounds(tokens))
     failpoints.after_send("procs.delete")
-    released = [ReleasedTokens(charge_from_row(row), row["tokens"]) for row in rows]
+    charged = (row for row in rows if row["cores"] or row["gpus"])
+    released = [ReleasedTokens(charge_from_row(row), row["tokens"]) for row in charged]
     return (
         ProcDeleteResult(released, rows[0]["managed"], rows[0]["fence"])
         if rows
@@ -249,7 +254,30 @@ def charge_from_row(row: Record) -> Charge:
     )
 
 
-def group_columns(groups: BookingBatch) -> GroupColumns:
+def booking_columns(groups: BookingBatch) -> tuple[list[UUID] | list[int], ...]:
+    """A batch as arguments of `rota.proc_insert` and `rota.ledger_book`: the groups, then those of followers."""
+    followers = [each for group in groups if group.series for each in _follower_groups(group)]
+    return (
+        *_group_columns([*groups, *followers]),
+        *_range_columns([*groups, *followers]),
+        [carrier - len(each.jobs) for group in groups for carrier, each in group.series.items()],
+        [carrier for group in groups for carrier in group.series],
+    )
+
+
+def _follower_groups(group: BookingGroup | SingleFrameBatch) -> Iterator[BookingGroup | SingleFrameBatch]:
+    """The followers of a group as groups that ask for nothing."""
+    charge = group.charge
+    free = Charge(charge.alloc, charge.folder, charge.job, charge.layer, charge.dept, Centicores(0), 0)
+    for carrier, each in group.series.items():
+        tokens = each.tokens(carrier)
+        if isinstance(group, BookingGroup) and len(tokens) > 1 and len({*each.layers}) == 1:
+            yield BookingGroup(free, group.host, tokens)
+        else:
+            yield SingleFrameBatch(free, group.host, tokens, each.jobs, each.layers)
+
+
+def _group_columns(groups: BookingBatch) -> GroupColumns:
     """Columns for `rota.ledger_group`: the distinct shapes, then per group or single frame the index of its shape (from
     1), its job and its layer. Shapes keep the long columns short."""
     shapes: dict[tuple[UUID, UUID, UUID, UUID, int, int], int] = {}
@@ -272,7 +300,7 @@ def group_columns(groups: BookingBatch) -> GroupColumns:
     return (*shared, shape_of, jobs, layers)
 
 
-def range_columns(groups: BookingBatch) -> RangeColumns:
+def _range_columns(groups: BookingBatch) -> RangeColumns:
     """The group number (from 1), first and last token of each range."""
     columns: RangeColumns = ([], [], [])
     owners, firsts, lasts = columns

@@ -3,6 +3,9 @@
 - All or nothing per frame: a frame is booked at all five levels and has a `proc` row, or neither.
 - No level exceeds its limit (`rota.model.quota` defines limits), unless `force` is given.
 - Groups are served in the given order; within a group the first tokens are booked and the rest refused.
+- Frames in series (ADR 23) run one after the other, so they share one charge: that of the last, the carrier. The tokens
+  of a group are carriers and single frames; the followers of a carrier, which precede it, are booked with it or not at
+  all, and ask for nothing.
 - Calls are idempotent. A booked token is reported as `already` and counted once. Releasing a released token changes
   nothing; booking it again is declined as `tombstoned`, at least until the fence of its show rises. After a lost reply,
   repeat the call.
@@ -12,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import ClassVar, Final, Protocol
@@ -92,7 +95,36 @@ class Charge(msgspec.Struct, frozen=True):
                 return self.dept
 
 
-class BookingGroup(msgspec.Struct, frozen=True):
+class Followers(msgspec.Struct, frozen=True):
+    """Frames of a series before its carrier: the tokens directly below that of the carrier, in the order they run."""
+
+    jobs: Sequence[JobId]
+    layers: Sequence[LayerId]
+    """The job and the layer of each frame."""
+
+    def tokens(self, carrier: int) -> range:
+        return range(carrier - len(self.jobs), carrier)
+
+
+SeriesByCarrier = Mapping[int, Followers]
+NO_SERIES: Final[SeriesByCarrier] = {}
+
+
+class _SharedCharges(msgspec.Struct, frozen=True, kw_only=True):
+    """Frames of which some are in series."""
+
+    series: SeriesByCarrier = NO_SERIES
+    """Of those of the tokens that are carriers."""
+
+    def follower_tokens(self) -> Iterator[int]:
+        return (token for carrier, followers in self.series.items() for token in followers.tokens(carrier))
+
+    def series_of(self, tokens: Iterable[int]) -> SeriesByCarrier:
+        """Of these carriers only."""
+        return {token: self.series[token] for token in tokens if token in self.series} if self.series else NO_SERIES
+
+
+class BookingGroup(_SharedCharges, frozen=True):
     """Frames with one charge on one host. A `range` of tokens is sent and stored as a range."""
 
     charge: Charge
@@ -103,11 +135,11 @@ class BookingGroup(msgspec.Struct, frozen=True):
     later raises the fence, so bookings made without it are refused."""
 
     def subset(self, tokens: Sequence[int]) -> BookingGroup:
-        """The same group with only these tokens, in the given order."""
-        return BookingGroup(self.charge, self.host, tokens, self.capped)
+        """The same group with only these tokens, in the given order, and their followers."""
+        return BookingGroup(self.charge, self.host, tokens, self.capped, series=self.series_of(tokens))
 
 
-class SingleFrameBatch(msgspec.Struct, frozen=True):
+class SingleFrameBatch(_SharedCharges, frozen=True):
     """Single frames that differ only in job and layer; equivalent to one uncapped group per frame.
 
     Most jobs have one frame. As columns they cost a tenth of what they cost as groups.
@@ -122,13 +154,14 @@ class SingleFrameBatch(msgspec.Struct, frozen=True):
     capped: ClassVar[bool] = False
 
     def subset(self, tokens: Sequence[int]) -> SingleFrameBatch:
+        series = self.series_of(tokens)
         if tokens == self.tokens[: len(tokens)]:
             n = len(tokens)
-            return SingleFrameBatch(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n])
+            return SingleFrameBatch(self.charge, self.host, tokens, self.jobs[:n], self.layers[:n], series=series)
         index = {token: position for position, token in enumerate(self.tokens)}
         positions = [index[token] for token in tokens]
         jobs, layers = [self.jobs[at] for at in positions], [self.layers[at] for at in positions]
-        return SingleFrameBatch(self.charge, self.host, tokens, jobs, layers)
+        return SingleFrameBatch(self.charge, self.host, tokens, jobs, layers, series=series)
 
     def groups(self) -> list[BookingGroup]:
         charge = self.charge
@@ -138,6 +171,7 @@ class SingleFrameBatch(msgspec.Struct, frozen=True):
                 self.host,
                 (token,),
                 capped=False,
+                series=self.series_of((token,)),
             )
             for token, job, layer in zip(self.tokens, self.jobs, self.layers, strict=True)
         ]
@@ -149,7 +183,10 @@ NIL_UUID: Final = UUID(int=0)
 
 
 class BookingOutcome(msgspec.Struct, frozen=True):
-    """The result for one group. Each of its tokens is in exactly one of the four collections."""
+    """The result for one group. Each of its tokens is in exactly one of the four collections.
+
+    Followers are booked if their carrier is, except those that are `declined`.
+    """
 
     booked: Sequence[int] = ()
     already: Sequence[int] = ()
@@ -241,7 +278,12 @@ def check_booking(groups: BookingBatch) -> None:
         _check_charge(group.charge)
         if isinstance(group, SingleFrameBatch) and not len(group.tokens) == len(group.jobs) == len(group.layers):
             raise InvalidInput("A single-frame batch needs one job and layer per token: give columns of equal length.")
-    spans = sorted(span for group in groups for span in to_spans(group.tokens))
+    spans = sorted(
+        span
+        for group in groups
+        for tokens in (group.tokens, *(each.tokens(carrier) for carrier, each in group.series.items()))
+        for span in to_spans(tokens)
+    )
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:
         raise InvalidInput(f"A batch holds at most {BATCH_MAX} frames: book them in several calls.")
     check_tokens(spans)

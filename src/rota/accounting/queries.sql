@@ -246,7 +246,8 @@ SELECT p.pk_show, p.int_fence, p.token_last, (SELECT count(*) FROM removed) AS r
 FROM page p ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
 
 -- name: proc_insert
--- Insert procs of show $1 booked under fence $2: the shapes shared by groups, the groups, then their token ranges.
+-- Insert procs of show $1 booked under fence $2: the shapes shared by groups, the groups, their token
+-- ranges, and the first token and the carrier of each series.
 SELECT owner, token, why
 FROM rota.proc_insert($1::uuid, $2::bigint,
   ARRAY(SELECT ROW(s.alloc, s.folder, g.job, g.layer, s.dept, s.host, s.cores, s.gpus)::rota.ledger_group
@@ -255,20 +256,24 @@ FROM rota.proc_insert($1::uuid, $2::bigint,
           WITH ORDINALITY AS s (alloc, folder, dept, host, cores, gpus, place) ON s.place = g.shape ORDER BY g.place),
   ARRAY(SELECT ROW(r.owner, r.first, r.last)::rota.ledger_run
         FROM unnest($12::integer[], $13::bigint[], $14::bigint[])
-          WITH ORDINALITY AS r (owner, first, last, place) ORDER BY r.place))
+          WITH ORDINALITY AS r (owner, first, last, place) ORDER BY r.place),
+  $15::bigint[], $16::bigint[])
 
 -- name: proc_page
--- Procs of show $1 with tokens from $2 to $3, by token, at most $4.
+-- Procs of show $1 with tokens from $2 to $3 that are charged, by token, at most $4.
 SELECT token, pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, pk_host, int_cores_reserved AS cores,
        int_gpus_reserved AS gpus, int_fence AS fence
 FROM rota.proc
 WHERE token BETWEEN $2::bigint AND $3::bigint AND pk_show = $1::uuid
+  AND (int_cores_reserved > 0 OR int_gpus_reserved > 0)
 ORDER BY token LIMIT $4
 
 -- name: proc_page_groups
--- The next $3 procs of show $1 from token $2 on, grouped by charge; a row per charge with its tokens.
+-- The next $3 charged procs of show $1 from token $2 on, grouped by charge; a row per charge with its tokens.
 WITH page AS (
-  SELECT * FROM rota.proc WHERE token >= $2::bigint AND pk_show = $1::uuid ORDER BY token LIMIT $3
+  SELECT * FROM rota.proc
+  WHERE token >= $2::bigint AND pk_show = $1::uuid AND (int_cores_reserved > 0 OR int_gpus_reserved > 0)
+  ORDER BY token LIMIT $3
 )
 SELECT pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, int_cores_reserved AS cores, int_gpus_reserved AS gpus,
        array_agg(token ORDER BY token) AS tokens
@@ -284,9 +289,12 @@ WHERE pk_show = ANY ($1::uuid[])
 GROUP BY pk_show, pk_alloc, pk_folder, pk_job, pk_layer, pk_dept
 
 -- name: proc_tokens
--- Tokens of the procs of show $1 from $2 to $3, in order, as one array.
+-- Tokens of the charged procs of show $1 from $2 to $3, in order, as one array.
 SELECT ARRAY(
-  SELECT token FROM rota.proc WHERE token BETWEEN $2::bigint AND $3::bigint AND pk_show = $1::uuid ORDER BY token
+  SELECT token FROM rota.proc
+  WHERE token BETWEEN $2::bigint AND $3::bigint AND pk_show = $1::uuid
+    AND (int_cores_reserved > 0 OR int_gpus_reserved > 0)
+  ORDER BY token
 )
 
 -- name: standings
@@ -332,7 +340,8 @@ SELECT pg_notify('rota_limits', $1::text)
 SELECT pk_show, int_fence FROM rota.show WHERE b_scheduler_managed ORDER BY pk_show
 
 -- name: ledger_book
--- Book in the five tables of show $1, without limits if $2: the shapes of groups, the groups, their token ranges.
+-- Book in the five tables of show $1, without limits if $2: the shapes of groups, the groups, their token ranges,
+-- and the first token and the carrier of each series.
 SELECT owner, token, why, fit, level, resource, current, cap
 FROM rota.ledger_book($1::uuid,
   ARRAY(SELECT ROW(s.alloc, s.folder, g.job, g.layer, s.dept, s.host, s.cores, s.gpus)::rota.ledger_group
@@ -342,7 +351,7 @@ FROM rota.ledger_book($1::uuid,
   ARRAY(SELECT ROW(r.owner, r.first, r.last)::rota.ledger_run
         FROM unnest($12::integer[], $13::bigint[], $14::bigint[])
           WITH ORDINALITY AS r (owner, first, last, place) ORDER BY r.place),
-  $2::boolean)
+  $2::boolean, $15::bigint[], $16::bigint[])
 
 -- name: ledger_counters
 -- All nonzero counters of show $1 in the five tables; levels are numbered in the order of the checks.

@@ -117,7 +117,13 @@ class AccountingService:
         Redis releases them.
         """
         booked = {token for outcome in outcomes for token in outcome.all_booked}
-        unbooked = [token for group in groups for token in group.tokens if token not in booked]
+        for group, outcome in zip(groups, outcomes, strict=True):
+            for carrier, followers in group.series.items():
+                if carrier in booked:
+                    booked.update(token for token in followers.tokens(carrier) if token not in outcome.declined)
+        unbooked = [
+            token for group in groups for token in (*group.tokens, *group.follower_tokens()) if token not in booked
+        ]
         if not unbooked:
             return list(outcomes)
         if in_doubt:

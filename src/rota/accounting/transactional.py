@@ -90,7 +90,7 @@ class TransactionalLedger:
         return _changed_by_level(await self.database.rows(REWRITE, show))
 
     async def _book(self, show: ShowId, groups: Sequence[BookingGroup], *, force: bool) -> list[Record]:
-        arguments = (*allocations.group_columns(groups), *allocations.range_columns(groups))
+        arguments = allocations.booking_columns(groups)
         for retries_left in reversed(range(BOOK_ATTEMPTS_MAX)):
             try:
                 failpoints.hit("ledger.before_book")
@@ -110,11 +110,14 @@ def _changed_by_level(rows: Sequence[Record]) -> dict[Level, int]:
 def _outcomes(groups: Sequence[BookingGroup], rows: Sequence[Record]) -> list[BookingOutcome]:
     declined_early: list[dict[int, DeclineReason]] = [{} for _ in groups]
     decided: list[Record | None] = [None] * len(groups)
+    group_of = {token: at for at, group in enumerate(groups) for token in group.follower_tokens()}
     for row in rows:
         if row["token"] is None:
             decided[row["owner"] - 1] = row
-        else:
+        elif row["token"] not in group_of:
             declined_early[row["owner"] - 1][row["token"]] = DeclineReason(row["why"])
+        elif row["why"] != DeclineReason.ALREADY:
+            declined_early[group_of[row["token"]]][row["token"]] = DeclineReason(row["why"])
     return [_outcome(*each) for each in zip(groups, declined_early, decided, strict=True)]
 
 

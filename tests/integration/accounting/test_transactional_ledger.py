@@ -114,7 +114,7 @@ async def test_recompute_sets_drained_keys_to_zero_and_skips_managed_shows(quota
 async def test_recompute_waits_for_a_booking_in_flight_and_counts_it(quota):
     group = [quota.group([1, 2])]
     async with quota.database.transaction() as tx:
-        await tx.rows(BOOK, quota.show, False, *allocations.group_columns(group), *allocations.range_columns(group))
+        await tx.rows(BOOK, quota.show, False, *allocations.booking_columns(group))
         recomputing = asyncio.create_task(quota.ledger.recompute(quota.show))
         await until(lambda: quota.database.value(WAITING), what="the recompute to wait")
     assert await recomputing == {}
@@ -171,7 +171,7 @@ async def test_refresh_changes_nothing_when_the_show_becomes_unmanaged_meanwhile
         await tx.row(FLIP, quota.show, False)
         refreshing = asyncio.create_task(quota.ledger.refresh_managed_tables(quota.show))
         await until(lambda: quota.database.value(WAITING), what="the refresh to wait")
-        await tx.rows(BOOK, quota.show, False, *allocations.group_columns(group), *allocations.range_columns(group))
+        await tx.rows(BOOK, quota.show, False, *allocations.booking_columns(group))
     assert await refreshing == {}
     assert await quota.agree() == 300
 

@@ -120,8 +120,10 @@ BEGIN
   END IF;
 END $$;
 
-CREATE OR REPLACE FUNCTION rota.ledger_book(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], force boolean)
-RETURNS TABLE (
+-- `series_firsts` and `carriers`: as in `proc_insert`. Frames of a series are booked with their carrier, or not at all.
+CREATE OR REPLACE FUNCTION rota.ledger_book(
+  of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], force boolean, series_firsts bigint[], carriers bigint[]
+) RETURNS TABLE (
   owner integer, token bigint, why text, fit bigint, level integer, resource integer, current bigint, cap bigint
 )
 -- Plans of small batches are cached: planning would take nearly as long as booking. A locked show is tried again later
@@ -147,14 +149,16 @@ BEGIN
     RETURN;
   END IF;
 
-  SELECT array_agg(k) INTO keys FROM rota.ledger_keys(of_show, groups) AS k;
+  SELECT array_agg(k) INTO keys FROM rota.ledger_keys(of_show, ARRAY(
+    SELECT ROW(g.pk_alloc, g.pk_folder, g.pk_job, g.pk_layer, g.pk_dept, g.pk_host, g.int_cores, g.int_gpus)::rota.ledger_group
+    FROM unnest(groups) AS g WHERE g.int_cores > 0 OR g.int_gpus > 0)) AS k;
   SELECT array_agg(each.cap ORDER BY k.ordinality, each.r), array_agg(each.used ORDER BY k.ordinality, each.r)
   INTO caps, used
   FROM unnest(keys) WITH ORDINALITY AS k
   CROSS JOIN LATERAL (VALUES (1, k.max_cores, k.cores), (2, k.max_gpus, k.gpus)) AS each (r, cap, used);
   -- Read after the rows are locked: a concurrent repeat of this batch has ended by then.
   SELECT coalesce(array_agg(b), '{}'), coalesce(array_agg(b.token), '{}') INTO barred, left_out
-  FROM rota.proc_barred(of_show, groups, runs) AS b;
+  FROM rota.proc_barred_series(of_show, groups, runs, series_firsts, carriers) AS b;
   IF cardinality(barred) > 0 THEN
     RETURN QUERY SELECT b.owner, b.token, b.why, 0::bigint, 0, 0, 0::bigint, 0::bigint FROM unnest(barred) AS b;
   END IF;
@@ -173,6 +177,7 @@ BEGIN
     LEFT JOIN unnest(keys) WITH ORDINALITY AS k3 ON k3.level = 3 AND k3.id = g.pk_job
     LEFT JOIN unnest(keys) WITH ORDINALITY AS k4 ON k4.level = 4 AND k4.id = g.pk_layer
     LEFT JOIN unnest(keys) WITH ORDINALITY AS k5 ON k5.level = 5 AND k5.id = g.pk_dept
+    WHERE g.int_cores > 0 OR g.int_gpus > 0
     ORDER BY g.ordinality
   LOOP
     why := NULL;
@@ -214,22 +219,43 @@ BEGIN
       FROM unnest(groups) WITH ORDINALITY AS g WHERE fits[g.ordinality] > 0));
     INSERT INTO rota.proc
     SELECT frame.token, of_show, g.pk_alloc, g.pk_folder, g.pk_job, g.pk_layer, g.pk_dept, g.pk_host,
-           g.int_cores, g.int_gpus, held.int_fence, now()
+           g.int_cores, g.int_gpus, held.int_fence, now(), series.first
     FROM (SELECT run.owner, each.token,
                  row_number() OVER (PARTITION BY run.owner ORDER BY run.ordinality, each.token) AS nth
           FROM unnest(runs) WITH ORDINALITY AS run
           CROSS JOIN LATERAL generate_series(run.first, run.last) AS each (token)
           WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out)) AS frame
     JOIN unnest(groups) WITH ORDINALITY AS g ON g.ordinality = frame.owner
+    LEFT JOIN unnest(series_firsts, carriers) AS series (first, carrier) ON series.carrier = frame.token
     WHERE frame.nth <= fits[frame.owner];
+    IF cardinality(carriers) > 0 THEN
+      INSERT INTO rota.proc
+      SELECT each.token, of_show, g.pk_alloc, g.pk_folder, g.pk_job, g.pk_layer, g.pk_dept, g.pk_host, 0, 0, held.int_fence,
+             now()
+      FROM unnest(series_firsts, carriers) AS series (first, carrier)
+      JOIN rota.proc c ON c.token = series.carrier
+      JOIN unnest(runs) AS run ON run.first < series.carrier AND run.last >= series.first
+      JOIN unnest(groups) WITH ORDINALITY AS g ON g.ordinality = run.owner AND g.int_cores = 0 AND g.int_gpus = 0
+      CROSS JOIN LATERAL generate_series(greatest(run.first, series.first), least(run.last, series.carrier - 1)) AS each (token)
+      WHERE cardinality(left_out) = 0 OR each.token <> ALL (left_out);
+    END IF;
     IF EXISTS (SELECT FROM rota.proc_buried(of_show, runs) AS b WHERE b.token <> ALL (left_out)) THEN
       RAISE unique_violation USING MESSAGE = 'a token was booked on other keys and released in the meantime';
     END IF;
   END IF;
 END $$;
 
-COMMENT ON FUNCTION rota.ledger_book IS
+COMMENT ON FUNCTION rota.ledger_book(uuid, rota.ledger_group[], rota.ledger_run[], boolean, bigint[], bigint[]) IS
   'Book in the five tables. A row per group (how many fit, which cap refused the next), and a row per barred token.';
+
+-- For servers of an older version, which book no series.
+CREATE OR REPLACE FUNCTION rota.ledger_book(of_show uuid, groups rota.ledger_group[], runs rota.ledger_run[], force boolean)
+RETURNS TABLE (
+  owner integer, token bigint, why text, fit bigint, level integer, resource integer, current bigint, cap bigint
+)
+LANGUAGE sql AS $$
+  SELECT * FROM rota.ledger_book(of_show, groups, runs, force, '{}'::bigint[], '{}'::bigint[])
+$$;
 
 CREATE OR REPLACE FUNCTION rota.ledger_sums(of_show uuid) RETURNS rota.ledger_group[]
 LANGUAGE sql STABLE AS $$

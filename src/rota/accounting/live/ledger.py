@@ -267,7 +267,7 @@ class LiveLedger:
         ]
         found = await allocations.insert(self.database, show, NO_FENCE, rows)
         for fence in set(older.values()):
-            refused = {token: why for token, why in found.refused.items() if older[token] == fence}
+            refused = {token: why for token, why in found.refused.items() if older.get(token) == fence}
             await self._rollback_bookings(show, fence, rows, refused)
         return found
 
@@ -368,7 +368,7 @@ async def outcomes_from_rows(
     return [
         BookingOutcome(
             already=[token for token in group.tokens if token in already],
-            declined={token: refused[token] for token in group.tokens if token in refused},
+            declined={token: refused[token] for token in (*group.tokens, *group.follower_tokens()) if token in refused},
         )
         for group in groups
     ]
@@ -411,7 +411,8 @@ def _outcome(
         return BookingOutcome(booked=held)
     held_tokens = set(held)
     already = [token for token in inserted.already if token in held_tokens]
-    declined = {token: why for token, why in inserted.refused.items() if token in held_tokens}
+    refusable = held_tokens.union(group.follower_tokens())
+    declined = {token: why for token, why in inserted.refused.items() if token in refusable}
     declined |= dict.fromkeys(reply.otherwise, DeclineReason.DUPLICATE)
     not_inserted = {*already, *declined}
     booked = [token for token in held if token not in not_inserted] if not_inserted else held

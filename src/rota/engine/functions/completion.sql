@@ -228,7 +228,7 @@ DECLARE
   late bigint[] := '{}';
   of_show uuid;
   told rota.frame_told;
-  freed rota.proc_freed[];
+  freed rota.proc_ended[];
   finished rota.job_ended[];
   row record;
   layers uuid[] := '{}';
@@ -263,18 +263,20 @@ BEGIN
   SELECT array_agg(lower(run)), array_agg(upper(run) - 1) INTO firsts, lasts
   FROM unnest((SELECT range_agg(int8range(r.first, r.last, '[]')) FROM unnest(firsts, lasts) AS r (first, last))) AS run;
   FOREACH of_show IN ARRAY coalesce(shows, '{}') LOOP
-    freed := ARRAY(SELECT ROW(d.*)::rota.proc_freed FROM rota.proc_delete(of_show, firsts, lasts) AS d);
+    freed := ARRAY(SELECT e FROM rota.proc_end(of_show, firsts, lasts) AS e);
+    -- Rows without a charge are frames of a series: Redis does not know them.
     RETURN QUERY
       SELECT 'released', NULL::bigint, NULL::varbit, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept,
              f.cores, f.gpus, ARRAY[f.pk_job], ARRAY[f.pk_layer], f.tokens, NULL::text, NULL::text, NULL::text
-      FROM unnest(freed) AS f WHERE cardinality(f.tokens) > 1
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) > 1 AND (f.cores > 0 OR f.gpus > 0)
       UNION ALL
       SELECT 'singles', NULL, NULL, of_show, f.managed, f.fence, f.pk_alloc, f.pk_folder, f.pk_dept, f.cores, f.gpus,
              array_agg(f.pk_job), array_agg(f.pk_layer), array_agg(f.tokens[1]), NULL, NULL, NULL
-      FROM unnest(freed) AS f WHERE cardinality(f.tokens) = 1 GROUP BY 5, 6, 7, 8, 9, 10, 11;
-    SELECT layers || array_agg(f.pk_layer), numbers || array_agg(CASE WHEN cardinality(late) = 0 THEN cardinality(f.tokens)
-             ELSE (SELECT count(*)::integer FROM unnest(f.tokens) AS t WHERE t <> ALL (late)) END)
-    INTO layers, numbers FROM unnest(freed) AS f;
+      FROM unnest(freed) AS f WHERE cardinality(f.tokens) = 1 AND (f.cores > 0 OR f.gpus > 0) GROUP BY 5, 6, 7, 8, 9, 10, 11;
+    SELECT layers || array_agg(d.layer), numbers || array_agg(d.n) INTO layers, numbers
+    FROM (SELECT f.pk_layer AS layer, sum(CASE WHEN cardinality(late) = 0 THEN cardinality(f.ended)
+                   ELSE (SELECT count(*) FROM unnest(f.ended) AS t WHERE t <> ALL (late)) END)::integer AS n
+          FROM unnest(freed) AS f GROUP BY 1) AS d;
   END LOOP;
 
   finished := ARRAY(SELECT j FROM rota.jobs_succeed(layers, numbers) AS j);
