@@ -52,24 +52,30 @@ def test_spread_equals_assigning_frames_one_by_one(workers, n):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 30), st.integers(1, 9), st.integers(0, 3)), max_size=30
+    st.tuples(st.sampled_from(["add", "series", "remove"]), st.integers(0, 30), st.integers(1, 9), st.integers(0, 3)),
+    max_size=30,
 )
 
 
 @given(STEPS)
 def test_worker_allocations_count_like_a_set_of_tokens(steps):
+    """The model has, by token, what takes a slot (the token itself, or its series) and its cores."""
     allocations, model = WorkerAllocations(), {}
-    for what, first, n, cores in steps:
-        token_range = range(first, first + n)
+    for number, (what, first, n, cores) in enumerate(steps):
+        token_range, need = range(first, first + n), Resources(cores, 1, 2 * cores)
         if what == "add":
-            allocations.add(first, n, Resources(cores, 1, 2 * cores), since=0)
-            model.update(dict.fromkeys(token_range, cores))
+            allocations.add(first, n, need, since=0)
+            model.update({token: (("token", token), cores) for token in token_range})
+        elif what == "series":
+            allocations.add_series([(first, n)], need, since=0)
+            model.update(dict.fromkeys(token_range, (("series", number), cores)))
         else:
             assert allocations.remove(first, n) == sum(model.pop(token, None) is not None for token in token_range)
         assert tokens(allocations.token_ranges()) == set(model)
-        assert allocations.tokens == allocations.gpus == len(model)
-        assert allocations.cores == sum(model.values())
-        assert allocations.memory_mb == 2 * sum(model.values())
+        slots = dict(model.values())
+        assert allocations.slots == allocations.gpus == len(slots)
+        assert allocations.cores == sum(slots.values())
+        assert allocations.memory_mb == 2 * sum(slots.values())
 
 
 @given(STEPS, RANGES)
@@ -85,7 +91,7 @@ def test_reconcile_keeps_listed_frames_and_drops_frames_missing_from_repeated_he
     assert tokens(allocations.token_ranges()) == before
     allocations.reconcile(held, 3)
     assert tokens(allocations.token_ranges()) == before & tokens(held)
-    assert allocations.tokens == len(before & tokens(held))
+    assert allocations.slots == len(before & tokens(held))
 
 
 TEXT = st.text("ab.", max_size=5)

@@ -28,6 +28,7 @@ from rota.model.token_ranges import TokenRange, merge_ranges, span_columns, spli
 from rota.placement import metrics
 from rota.placement.registry import WorkerRegistry
 from rota.placement.requirements import Resources
+from rota.placement.workers import BookedRange
 
 log = structlog.get_logger(__name__)
 
@@ -114,12 +115,13 @@ class HeartbeatConsumer:
 
     async def _booked_by_worker(
         self, database: Database, ranges: Sequence[TokenRange]
-    ) -> dict[UUID, list[tuple[TokenRange, Resources]]]:
+    ) -> dict[UUID, list[BookedRange]]:
         """Bookings by worker; a worker that lists a token booked elsewhere does not own it."""
-        found: dict[UUID, list[tuple[TokenRange, Resources]]] = {}
+        found: dict[UUID, list[BookedRange]] = {}
         for batch in split_ranges(ranges, LOOKUP_TOKENS_MAX):
             rows = await database.rows(BOOKED, *span_columns(batch))
             for row in rows:
                 need = Resources(row["cores"], row["gpus"], row["memory_mb"])
-                found.setdefault(row["worker"], []).append(((row["token"], 1), need))
+                tokens = (row["first"], row["last"] - row["first"] + 1)
+                found.setdefault(row["worker"], []).append(BookedRange(tokens, need, row["series"]))
         return found

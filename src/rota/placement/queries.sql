@@ -1,9 +1,13 @@
 -- name: booked
--- Worker and resources of each booked token in the ranges from $1 to $2, pairwise.
-SELECT p.pk_host AS worker, p.token, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus,
-       coalesce(c.memory_mb, 0) AS memory_mb
-FROM unnest($1::bigint[], $2::bigint[]) AS run (first, last)
-JOIN rota.proc p ON p.token BETWEEN run.first AND run.last
+-- Worker and resources of the bookings in the token ranges from $1 to $2, pairwise: of single frames, and of series.
+SELECT p.pk_host AS worker, coalesce(p.series_first, p.token) AS first, p.token AS last, p.series_first IS NOT NULL AS series,
+       p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, coalesce(c.memory_mb, 0) AS memory_mb
+FROM (
+  SELECT p.* FROM unnest($1::bigint[], $2::bigint[]) AS run (first, last)
+  JOIN rota.proc p ON p.token BETWEEN run.first AND run.last AND (p.int_cores_reserved > 0 OR p.int_gpus_reserved > 0)
+  UNION
+  SELECT p.* FROM rota.proc p WHERE p.token = ANY (rota.proc_carriers($1::bigint[], $2::bigint[]))
+) AS p
 LEFT JOIN rota.layer l USING (pk_layer)
 LEFT JOIN rota.queue_class q ON q.queue = l.queue
 LEFT JOIN rota.placement_class c USING (class_id)

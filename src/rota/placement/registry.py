@@ -42,7 +42,7 @@ from rota.placement.plan import CapacityReservation, PlacementExplanation, Place
 from rota.placement.ranking import WorkerRanking, pick_workers
 from rota.placement.requirements import PlacementRequirements, Resources
 from rota.placement.topic_routes import Pool, Routes
-from rota.placement.workers import WorkerInfo, validate_heartbeat
+from rota.placement.workers import BookedRange, WorkerInfo, validate_heartbeat
 
 SWEEP_INTERVAL_S: Final = 1.0
 RANKINGS_MAX: Final = 10_000
@@ -201,11 +201,15 @@ class WorkerRegistry:
         """Seconds since its last heartbeat."""
         return self._clock.monotonic() - worker.last_heartbeat_at
 
-    def record_allocations(self, worker: UUID, tokens: Iterable[TokenRange], need: Resources) -> None:
-        """Record frames booked on the worker. Idempotent."""
+    def record_allocations(
+        self, worker: UUID, tokens: Iterable[TokenRange], need: Resources, *, series: Iterable[TokenRange] = ()
+    ) -> None:
+        """Record frames booked on the worker: single ones, and ranges that run in series. Idempotent."""
         info = self.workers.get(worker)
         if info is not None:
             info.add(tokens, need)
+            for each in series:
+                info.add([each], need, series=True)
             self._mark_changed(info)
 
     def release_allocations(self, worker: UUID, tokens: Iterable[TokenRange]) -> int:
@@ -224,9 +228,7 @@ class WorkerRegistry:
             worker.id: list(worker.unknown) for worker in self.workers.values() if worker.unsettled and worker.owned
         }
 
-    def resolve_unknown_frames(
-        self, worker: UUID, asked: Sequence[TokenRange], booked: Iterable[tuple[TokenRange, Resources]]
-    ) -> None:
+    def resolve_unknown_frames(self, worker: UUID, asked: Sequence[TokenRange], booked: Iterable[BookedRange]) -> None:
         """Apply what PostgreSQL knows of the frames from `unknown_frames`; the others count as unbooked."""
         info = self.workers.get(worker)
         if info is None:

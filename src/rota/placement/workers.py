@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from rota.model.errors import InvalidInput
@@ -22,6 +22,14 @@ UNLIMITED_FRAMES: Final = 1_000_000
 TOKEN_END: Final = 2**53
 LISTED_FRAMES_MAX: Final = 1_000_000
 """Maximum number of frames in one heartbeat."""
+
+
+class BookedRange(NamedTuple):
+    """Tokens that PostgreSQL has a booking for: with the need each, or in series."""
+
+    tokens: TokenRange
+    need: Resources
+    series: bool = False
 
 
 class WorkerInfo:
@@ -108,8 +116,8 @@ class WorkerInfo:
 
     @property
     def frames(self) -> int:
-        """Frames that it has or is about to get."""
-        return self.booked.tokens + self.reserved_frames + count_tokens(self.unknown) + count_tokens(self.unbooked)
+        """Slots that it uses or is about to."""
+        return self.booked.slots + self.reserved_frames + count_tokens(self.unknown) + count_tokens(self.unbooked)
 
     @property
     def blocked(self) -> bool:
@@ -210,10 +218,14 @@ class WorkerInfo:
         self.reserved_gpus += n * need.gpus
         self.reserved_memory_mb += n * need.memory_mb
 
-    def add(self, ranges: Iterable[TokenRange], need: Resources) -> None:
+    def add(self, ranges: Iterable[TokenRange], need: Resources, *, series: bool = False) -> None:
+        """`series`: these frames run one after the other."""
         added = list(ranges)
-        for first, n in added:
-            self.booked.add(first, n, need, self.number)
+        if series:
+            self.booked.add_series(added, need, self.number)
+        else:
+            for first, n in added:
+                self.booked.add(first, n, need, self.number)
         if self.unknown:
             self.unknown = subtract_ranges(self.unknown, merge_ranges(added))
         self.peak_cores = max(self.peak_cores, self.booked.cores)
@@ -242,12 +254,10 @@ class WorkerInfo:
         self.overloaded = overload_reason(self.load, limits, accounted=self.cores > 0)
         return changed or first
 
-    def resolve_unknown_frames(
-        self, asked: Sequence[TokenRange], booked: Iterable[tuple[TokenRange, Resources]]
-    ) -> None:
+    def resolve_unknown_frames(self, asked: Sequence[TokenRange], booked: Iterable[BookedRange]) -> None:
         """Apply a lookup of `asked`: tokens without a booking are unbooked. Frames that ended since stay ended."""
-        for each, need in booked:
-            self.add(intersect_ranges([each], self.unknown), need)
+        for each in booked:
+            self.add(intersect_ranges([each.tokens], self.unknown), each.need, series=each.series)
         self.unbooked = merge_ranges([*self.unbooked, *intersect_ranges(asked, self.unknown)])
         self.unknown = subtract_ranges(self.unknown, asked)
         self.unsettled = False

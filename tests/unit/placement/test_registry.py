@@ -8,6 +8,7 @@ from rota.model.reasons import Reason
 from rota.model.settings.lifecycle import RoutingSettings
 from rota.placement import HeartbeatOutcome, Resources, requirements_of
 from rota.placement.registry import COUNT_RANKED_EVERY, WorkerRegistry
+from rota.placement.workers import BookedRange
 from tests.support.placement import Fleet, id_of, pool, routes
 
 FRAME = requirements_of("a", cores=100)
@@ -473,7 +474,7 @@ def test_new_worker_with_unknown_frames_gets_nothing_until_they_are_resolved():
     assert plan.refusal is Reason.POOL_OVERLOADED
     assert plan.explain().passed[0].why == "its frames are being looked up in PostgreSQL"
     assert fleet.registry.unknown_frames() == {id_of("w"): [(5, 3)]}
-    fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [((5, 2), Resources(300))])
+    fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [BookedRange((5, 2), Resources(300))])
     assert fleet.worker().fitting_frames(Resources(100)) == 4
     assert fleet.worker().fitting_frames(Resources(0)) == 7
     fleet.registry.release_allocations(id_of("w"), [(5, 3)])
@@ -485,7 +486,7 @@ def test_frame_that_ended_during_the_lookup_stays_ended():
     fleet.beat(held=[(5, 3)])
     looked_up = fleet.registry.unknown_frames()[id_of("w")]
     fleet.registry.release_allocations(id_of("w"), [(5, 1)])
-    fleet.registry.resolve_unknown_frames(id_of("w"), looked_up, [((5, 3), FRAME.need)])
+    fleet.registry.resolve_unknown_frames(id_of("w"), looked_up, [BookedRange((5, 3), FRAME.need)])
     assert fleet.worker().fitting_frames(FRAME.need) == 8
 
 
@@ -504,7 +505,7 @@ def test_released_frame_in_one_later_heartbeat_is_not_unknown():
 def test_load_while_frames_are_unknown_is_not_foreign():
     fleet = Fleet()
     fleet.beat(held=[(5, 3)], cpu_load=100)
-    fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [((5, 3), FRAME.need)])
+    fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 3)], [BookedRange((5, 3), FRAME.need)])
     assert fleet.registry.plan(FRAME, 1).planned == 1
 
 
@@ -608,3 +609,41 @@ def test_registry_uses_the_system_clock_by_default():
     registry.set_routes(routes({"*": ("farm",)}, pool("farm")))
     registry.record_heartbeat(Heartbeat(worker=id_of("w"), name="w", pool="farm", number=0, slots=1, cores=100))
     assert registry.fitting_frames(FRAME) == 1
+
+
+def test_frames_in_series_take_one_slot_until_the_last_of_them_has_ended():
+    fleet = Fleet()
+    fleet.beat()
+    free = fleet.worker().fitting_frames(FRAME.need)
+    fleet.registry.record_allocations(id_of("w"), [(50, 1)], FRAME.need, series=[(100, 5), (105, 5)])
+    assert fleet.worker().fitting_frames(FRAME.need) == free - 3
+    fleet.registry.release_allocations(id_of("w"), [(101, 4), (105, 4)])
+    assert fleet.worker().fitting_frames(FRAME.need) == free - 3
+    fleet.registry.release_allocations(id_of("w"), [(100, 1)])
+    assert fleet.worker().fitting_frames(FRAME.need) == free - 2
+    fleet.registry.release_allocations(id_of("w"), [(100, 10), (50, 1)])
+    assert fleet.worker().fitting_frames(FRAME.need) == free
+
+
+def test_series_that_heartbeats_do_not_list_any_more_is_released_as_a_whole():
+    fleet = Fleet()
+    fleet.beat()
+    free = fleet.worker().fitting_frames(FRAME.need)
+    fleet.registry.record_allocations(id_of("w"), [], FRAME.need, series=[(100, 5)])
+    for _ in range(4):
+        fleet.beat(held=[(102, 1)])
+    assert fleet.worker().fitting_frames(FRAME.need) == free - 1
+    for _ in range(4):
+        fleet.beat(held=[])
+    assert fleet.worker().fitting_frames(FRAME.need) == free
+
+
+def test_looked_up_series_with_gaps_takes_one_slot():
+    fleet = Fleet()
+    fleet.beat(held=[(5, 2), (9, 2)])
+    fleet.registry.resolve_unknown_frames(id_of("w"), [(5, 2), (9, 2)], [BookedRange((4, 8), FRAME.need, series=True)])
+    assert fleet.worker().frames == 1
+    fleet.registry.release_allocations(id_of("w"), [(5, 2), (9, 1)])
+    assert fleet.worker().frames == 1
+    fleet.registry.release_allocations(id_of("w"), [(10, 1)])
+    assert fleet.worker().frames == 0
