@@ -260,7 +260,7 @@ def booking_columns(groups: BookingBatch) -> tuple[list[UUID] | list[int], ...]:
     return (
         *_group_columns([*groups, *followers]),
         *_range_columns([*groups, *followers]),
-        [carrier - len(each.jobs) for group in groups for carrier, each in group.series.items()],
+        [each.tokens[0] for group in groups for each in group.series.values()],
         [carrier for group in groups for carrier in group.series],
     )
 
@@ -269,12 +269,11 @@ def _follower_groups(group: BookingGroup | SingleFrameBatch) -> Iterator[Booking
     """The followers of a group as groups that ask for nothing."""
     charge = group.charge
     free = Charge(charge.alloc, charge.folder, charge.job, charge.layer, charge.dept, Centicores(0), 0)
-    for carrier, each in group.series.items():
-        tokens = each.tokens(carrier)
-        if isinstance(group, BookingGroup) and len(tokens) > 1 and len({*each.layers}) == 1:
-            yield BookingGroup(free, group.host, tokens)
+    for each in group.series.values():
+        if isinstance(group, BookingGroup) and len(each.tokens) > 1 and {*each.layers} == {charge.layer}:
+            yield BookingGroup(free, group.host, each.tokens)
         else:
-            yield SingleFrameBatch(free, group.host, tokens, each.jobs, each.layers)
+            yield SingleFrameBatch(free, group.host, each.tokens, each.jobs, each.layers)
 
 
 def _group_columns(groups: BookingBatch) -> GroupColumns:

@@ -96,14 +96,14 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class Followers(msgspec.Struct, frozen=True):
-    """Frames of a series before its carrier: the tokens directly below that of the carrier, in the order they run."""
+    """Frames of a series before its carrier, in the order they run. No other booking may ever have a token between the
+    first of them and the carrier."""
 
+    tokens: Sequence[int]
+    """Ascending, below that of the carrier."""
     jobs: Sequence[JobId]
     layers: Sequence[LayerId]
     """The job and the layer of each frame."""
-
-    def tokens(self, carrier: int) -> range:
-        return range(carrier - len(self.jobs), carrier)
 
 
 SeriesByCarrier = Mapping[int, Followers]
@@ -117,7 +117,7 @@ class _SharedCharges(msgspec.Struct, frozen=True, kw_only=True):
     """Of those of the tokens that are carriers."""
 
     def follower_tokens(self) -> Iterator[int]:
-        return (token for carrier, followers in self.series.items() for token in followers.tokens(carrier))
+        return (token for followers in self.series.values() for token in followers.tokens)
 
     def series_of(self, tokens: Iterable[int]) -> SeriesByCarrier:
         """Of these carriers only."""
@@ -281,7 +281,7 @@ def check_booking(groups: BookingBatch) -> None:
     spans = sorted(
         span
         for group in groups
-        for tokens in (group.tokens, *(each.tokens(carrier) for carrier, each in group.series.items()))
+        for tokens in (group.tokens, *(each.tokens for each in group.series.values()))
         for span in to_spans(tokens)
     )
     if sum(last - first + 1 for first, last in spans) > BATCH_MAX:

@@ -120,7 +120,7 @@ class AccountingService:
         for group, outcome in zip(groups, outcomes, strict=True):
             for carrier, followers in group.series.items():
                 if carrier in booked:
-                    booked.update(token for token in followers.tokens(carrier) if token not in outcome.declined)
+                    booked.update(token for token in followers.tokens if token not in outcome.declined)
         unbooked = [
             token for group in groups for token in (*group.tokens, *group.follower_tokens()) if token not in booked
         ]

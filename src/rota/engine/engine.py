@@ -122,7 +122,7 @@ class Engine:
         state_writer = JobStateWriter(database, self.events, SystemClock())
         self.completions.listeners.append(state_writer.forget_ended)
         self.dispatcher = Dispatcher(backends, self.registry, self.finisher, state_writer)
-        self.results = ReportConsumer(self.finisher, self.release_capacity)
+        self.results = ReportConsumer(self.finisher, self.release_capacity, self.dispatcher.durations)
         self.recovery = EngineReconciler(
             backends,
             self.registry,
@@ -253,6 +253,9 @@ class Engine:
                     FramesReleased(worker, tokens, show, deleted.frames, released, self.members.name, others)
                 )
                 freed = []  # told once
+        if freed and len(self.members.live_replicas()) > 1:
+            (worker, tokens), *others = freed  # of series whose last frames have not ended
+            self._releases.put_nowait(FramesReleased(worker, tokens, NIL_UUID, 0, (), self.members.name, others))
 
     async def _exchange_releases(self, life: Lifecycle) -> None:
         """Broadcast capacity released here, and apply releases of other replicas."""
@@ -281,6 +284,8 @@ class Engine:
                     continue
                 for worker, tokens in [(release.worker, release.tokens), *release.others]:
                     self.registry.release_allocations(worker, tokens)
+                if not release.frames:
+                    continue
                 by_pool = {PoolId(pool): Usage(cores, gpus) for pool, cores, gpus in release.by_pool}
                 self.dispatcher.frames_released(ShowId(release.show), {release.worker: release.frames}, by_pool)
 

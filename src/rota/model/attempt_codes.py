@@ -36,6 +36,8 @@ class AttemptCode(StrEnum):
     TASK_MISSING = "unknown_task"
     DRAINING = "draining"
     WORKER_STOPPED = "worker_stopped"
+    HANDED_BACK = "handed_back"
+    SERIES_LOST = "series_lost"
 
     @property
     def meaning(self) -> str:
@@ -72,6 +74,8 @@ MEANINGS: Final[dict[AttemptCode, str]] = {
     AttemptCode.TASK_MISSING: "Its worker does not have the task.",
     AttemptCode.DRAINING: "Its worker was draining.",
     AttemptCode.WORKER_STOPPED: "Its worker was stopping.",
+    AttemptCode.HANDED_BACK: "It waited in a series on its worker, and could run elsewhere.",
+    AttemptCode.SERIES_LOST: "Its worker was lost, which had a frame of the same series before it.",
 }
 
 RETURNED_CODES: Final = frozenset(
@@ -81,5 +85,7 @@ RETURNED_CODES: Final = frozenset(
         AttemptCode.TASK_MISSING,
         AttemptCode.DRAINING,
         AttemptCode.WORKER_STOPPED,
+        AttemptCode.HANDED_BACK,
+        AttemptCode.SERIES_LOST,
     }
 )

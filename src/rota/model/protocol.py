@@ -8,6 +8,7 @@ with a value or an error has its own entry. Undecodable messages are refused wit
 | `worker.<id>.jobs` | `Assignment` | that worker | stream ROTA_JOBS |
 | `sys.job.result` | `Report` | one server | stream ROTA_SYS |
 | `sys.job.submit` | a submission | one server | stream ROTA_SYS |
+| `worker.<id>.recall` | `RecallFrames` | that worker | no: it hands back by itself a little later |
 | `sys.job.cancel` | `CancelFrames` | every worker | no: resent while a worker lists a frame that has ended |
 | `sys.job.progress` | `Progress` | every server | no |
 | `sys.job.log` | `LogChunk` | one server | no |
@@ -33,6 +34,7 @@ from rota.model.jobs.work import Work
 from rota.model.token_ranges import TokenRange
 
 JOBS_SUBJECT: Final = "worker.{}.jobs"
+RECALL_SUBJECT: Final = "worker.{}.recall"
 RESULT_SUBJECT: Final = "sys.job.result"
 SUBMIT_SUBJECT: Final = "sys.job.submit"
 CANCEL_SUBJECT: Final = "sys.job.cancel"
@@ -79,6 +81,9 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     """Difference between the numbers of consecutive frames."""
     trace: str = ""
     """The traceparent of the assignment if the job is traced."""
+    series: int = 0
+    """Frames of all ranges with the same number, other than 0, run one after the other, in the order of the ranges, on
+    the capacity of one frame. It is the token of the last of them."""
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +91,8 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
     works: list[Work]
     portions: list[AssignedRange]
+    timing_keys: list[int] = []
+    """One for each of `works`: the worker reports under it how long frames take."""
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +129,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     ends: list[AttemptResult] = []
     took_ms: int = 0
     """Sum over all of `done`."""
+    timings: list[tuple[int, int, int]] = []
+    """Timing key, frames that ended, and how long they ran in total, in microseconds."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -199,8 +208,16 @@ class Heartbeat(msgspec.Struct, frozen=True):
     reported: int = 0
     """Stream sequence of its last report; a token that is not held but was reported up to there is not lost."""
     part: int = 0
+    series: bool = False
+    """It runs frames in series; workers of older versions would run them all at once."""
     parts: int = 1
     """More than one: `held` is a share of the frames, and the other parts have the same number."""
+
+
+class RecallFrames(msgspec.Struct, frozen=True, array_like=True):
+    """Frames in series that the worker hands back, unless they have started: they can run elsewhere."""
+
+    tokens: list[TokenRange]
 
 
 class CancelFrames(msgspec.Struct, frozen=True, array_like=True):
@@ -217,6 +234,7 @@ class FramesReleased(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[TokenRange]
     show: UUID
     frames: int
+    """0: they share the charge of other frames, which has not ended."""
     by_pool: Sequence[tuple[UUID, int, int]] = ()
     """Cores, in hundredths, and GPUs that they released in each pool."""
     server: str = ""

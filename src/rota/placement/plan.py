@@ -71,6 +71,11 @@ class PlacementPlan:
         """Computed on demand, from the state at that time."""
         return self._explain()
 
+    @property
+    def runs_series(self) -> bool:
+        """Whether all its workers run frames in series."""
+        return all(worker.runs_series for worker in self._workers)
+
     def shares(self) -> list[tuple[WorkerInfo, int]]:
         return [(worker, portion.n) for worker, portion in zip(self._workers, self.portions, strict=True)]
 

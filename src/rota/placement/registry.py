@@ -202,14 +202,19 @@ class WorkerRegistry:
         return self._clock.monotonic() - worker.last_heartbeat_at
 
     def record_allocations(
-        self, worker: UUID, tokens: Iterable[TokenRange], need: Resources, *, series: Iterable[TokenRange] = ()
+        self,
+        worker: UUID,
+        tokens: Iterable[TokenRange],
+        need: Resources,
+        *,
+        series: Iterable[Sequence[TokenRange]] = (),
     ) -> None:
-        """Record frames booked on the worker: single ones, and ranges that run in series. Idempotent."""
+        """Record frames booked on the worker: single ones, and the ranges of each series. Idempotent."""
         info = self.workers.get(worker)
         if info is not None:
             info.add(tokens, need)
             for each in series:
-                info.add([each], need, series=True)
+                info.add(each, need, series=True)
             self._mark_changed(info)
 
     def release_allocations(self, worker: UUID, tokens: Iterable[TokenRange]) -> int:

@@ -104,6 +104,14 @@ class WorkerAllocations:
             self._firsts[begin:stop] = [span.first for span in remaining]
         return removed
 
+    def count(self, first: int, n: int) -> int:
+        """How many of these tokens are allocated."""
+        end, at, found = first + n, max(0, bisect_right(self._firsts, first) - 1), 0
+        while at < len(self._spans) and (span := self._spans[at]).first < end:
+            found += max(0, min(end, span.end) - max(first, span.first))
+            at += 1
+        return found
+
     def reconcile(self, listed: Sequence[TokenRange], number: int) -> list[TokenRange]:
         """Compare with the sorted ranges of heartbeat `number`; returns listed tokens that were not booked here.
 

@@ -62,6 +62,7 @@ class WorkerInfo:
         "reserved_frames",
         "reserved_gpus",
         "reserved_memory_mb",
+        "runs_series",
         "shape",
         "slots",
         "tie",
@@ -83,6 +84,7 @@ class WorkerInfo:
         self.ttl_s = 0.0
         """How long it is planned for and kept without a heartbeat."""
         self.confirmed = False
+        self.runs_series = False
         self.owned = True
         self.draining = False
         self.slots = self.cores = self.gpus = self.memory_mb = 0
@@ -246,6 +248,7 @@ class WorkerInfo:
         first = not self.confirmed
         self.confirmed = True
         self.heartbeat_s = beat.interval_s
+        self.runs_series = beat.series
         self.held = merge_ranges(beat.held)
         self.reported = beat.reported
         self._reconcile_frames(self.held, beat.number, first=first)

@@ -5,7 +5,8 @@ Invariants, enforced here because no other module changes this state:
 - an accepted token is waiting, running, or in `ResultReporter` until its result is stored; `active_tokens` lists all;
 - a token accepted before is never started again, however often its message is redelivered;
 - an end is reported once: output of a frame after it was killed is ignored;
-- capacity is released exactly when an end is reported.
+- capacity is released exactly when an end is reported; that of a series when the last of its ends is;
+- of a series one frame runs at a time: its next batch goes to a runner when the frames of the one before have ended.
 
 Not thread-safe: only `active_tokens` may be called from a thread other than the event loop's.
 """
@@ -13,13 +14,16 @@ Not thread-safe: only `active_tokens` may be called from a thread other than the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import structlog
 
+from rota.infra import failpoints
 from rota.infra.telemetry import metrics
 from rota.model.attempt_codes import AttemptCode
+from rota.model.jobs.work import Work
 from rota.model.protocol import AssignedRange, Assignment, AttemptResult, AttemptStatus
 from rota.model.reasons import Reason
 from rota.model.token_ranges import TokenRange, intersect_range, tokens_in_range
@@ -29,6 +33,7 @@ from rota.worker.data.artifacts import FrameArtifacts
 from rota.worker.frames import AssignedBatch, RunningFrame, StopReason
 from rota.worker.progress_reporter import ProgressReporter
 from rota.worker.result_reporter import ResultReporter
+from rota.worker.series import HAND_BACK_AFTER_S, FrameSeries
 from rota.worker.token_deduplicator import TokenDeduplicator
 
 log = structlog.get_logger(__name__)
@@ -40,7 +45,14 @@ FRAMES_STOPPED = metrics.counter("rota_worker_stopped", "Frames stopped early, b
 FRAMES_KILLED = metrics.counter("rota_worker_killed", "Frames killed because they did not stop on request.")
 
 WORKER_STOPPING: Final = StopReason(AttemptStatus.REFUSED, AttemptCode.WORKER_STOPPED, "The worker is stopping.")
+HANDED_BACK: Final = StopReason(
+    AttemptStatus.REFUSED, AttemptCode.HANDED_BACK, "It waited behind other frames, and another slot may be free."
+)
 TIMEOUT_CODE: Final = AttemptCode.TIMEOUT
+NO_ROOM_REASON: Final = "The frame does not fit this worker's free capacity."
+
+FreshRange = tuple[AssignedRange, TokenRange]
+"""An assigned range, and the part of it that was not received before."""
 
 
 class FrameTable:
@@ -51,7 +63,9 @@ class FrameTable:
         progress_reporter: ProgressReporter,
         tasks: dict[str, Task[..., Any]],
         artifacts: FrameArtifacts,
+        start_batch: Callable[[AssignedBatch], None],
     ) -> None:
+        """`start_batch` gives a batch to its runner."""
         self.capacity = capacity
         self.result_reporter = result_reporter
         self.progress_reporter = progress_reporter
@@ -62,6 +76,7 @@ class FrameTable:
         """By first token."""
         self.emptied = asyncio.Event()
         self._tasks = tasks
+        self._start_batch = start_batch
         self._deduplicator = TokenDeduplicator()
         self._loop = asyncio.get_running_loop()
 
@@ -76,15 +91,20 @@ class FrameTable:
         # Last, because waiting and running tokens move there.
         return [*waiting, *running, *self.result_reporter.unconfirmed_tokens()]
 
-    def accept_assignment(self, assignment: Assignment) -> list[AssignedBatch]:
+    def accept_assignment(self, assignment: Assignment) -> None:
         """Accepts new frames that can run and fit, refuses the other new ones, and skips duplicates."""
-        fresh = [
-            (assigned, token_range)
-            for assigned in assignment.portions
-            for token_range in self._deduplicator.take_new(assigned.token, assigned.n)
-        ]
-        accepted = (self._accept_range(assignment, assigned, token_range) for assigned, token_range in fresh)
-        return [batch for batch in accepted if batch is not None]
+        accepted: list[AssignedBatch | None] = []
+        in_series: dict[int, list[FreshRange]] = defaultdict(list)
+        for assigned in assignment.portions:
+            for token_range in self._deduplicator.take_new(assigned.token, assigned.n):
+                if assigned.series:
+                    in_series[assigned.series].append((assigned, token_range))
+                else:
+                    accepted.append(self._accept_range(assignment, assigned, token_range))
+        accepted += [self._accept_series(assignment, ranges) for ranges in in_series.values()]
+        for batch in accepted:
+            if batch is not None:
+                self._start_batch(batch)
 
     def start_frame(self, batch: AssignedBatch, token: int) -> RunningFrame:
         """Marks a frame as running. The caller advances `batch.next`."""
@@ -93,6 +113,8 @@ class FrameTable:
             batch, token, now, self.capacity.reserve_devices(batch.work.gpus) if batch.work.gpus else ()
         )
         self.running[token] = frame
+        if batch.series is not None:
+            batch.series.running = frame
         self.progress_reporter.frame_started(token, now)
         if batch.work.timeout_s > 0:
             self._schedule(frame, batch.work.timeout_s, self._time_out)
@@ -102,14 +124,21 @@ class FrameTable:
         """Removes the batch once all its frames have started or ended."""
         if batch.next >= batch.end:
             self.batches.pop(batch.first, None)
+            if batch.series is not None and batch.series.current is batch:
+                self._continue_series(batch.series)
             self._notify_if_empty()
+
+    def record_duration(self, batch: AssignedBatch, frames: int, took_s: float) -> None:
+        """Reports how long frames of a batch ran in total."""
+        if batch.timing_key:
+            self.result_reporter.add_duration(batch.timing_key, frames, took_s)
 
     def succeed_untracked(self, batch: AssignedBatch, first: int, n: int, took_s: float) -> None:
         """Reports frames that succeeded without a result and were never in `running`."""
         self.result_reporter.add_succeeded(first, n, took_s)
         if batch.span is not None:
             batch.span.frames_ended(n, None)
-        self.capacity.release(batch.work, n)
+        self._release(batch, n)
         if self.progress_reporter.has_output:
             for token in range(first, first + n):
                 self.progress_reporter.frame_ended(token)
@@ -119,7 +148,7 @@ class FrameTable:
         self.result_reporter.add_end(end)
         if batch.span is not None:
             batch.span.frames_ended(1, end)
-        self.capacity.release(batch.work, 1)
+        self._release(batch, 1)
         self.progress_reporter.frame_ended(end.token)
         self.artifacts.discard(end.token)
 
@@ -137,11 +166,13 @@ class FrameTable:
             self.result_reporter.add_end(_with_duration(end, took_s))
         if frame.batch.span is not None:
             frame.batch.span.frames_ended(1, end)
-        self.capacity.release(frame.work, 1)
+        self._release(frame.batch, 1)
         self.capacity.release_devices(frame.devices)
         self.progress_reporter.frame_ended(frame.token)
         self.artifacts.discard(frame.token)
         self.running.pop(frame.token, None)
+        self.record_duration(frame.batch, 1, took_s)
+        self._frame_of_series_ended(frame)
         self._notify_if_empty()
 
     def cancel(self, ranges: Iterable[TokenRange], reason: str) -> None:
@@ -154,6 +185,13 @@ class FrameTable:
             for frame in self._running_in(token_range):
                 self.stop(frame, stop)
 
+    def hand_back(self, ranges: Iterable[TokenRange]) -> None:
+        """Returns those of these frames that wait in series, with all that wait behind them, to the servers."""
+        for token_range in ranges:
+            for batch in tuple(self.batches.values()):
+                if batch.series is not None and intersect_range(token_range, batch.next, batch.end):
+                    self._hand_back(batch.series)
+
     def stop(self, frame: RunningFrame, stop: StopReason) -> None:
         """Requests a stop, and kills the frame `kill_after_s` later."""
         if frame.stop is not None or frame.over:
@@ -164,7 +202,9 @@ class FrameTable:
         frame.request_stop()
 
     def drop_waiting(self, stop: StopReason) -> None:
-        """Ends all frames that have not started."""
+        """Ends all frames that have not started; those in series are handed back."""
+        for series in {batch.series for batch in self.batches.values() if batch.series is not None}:
+            self._hand_back(series)
         for batch in tuple(self.batches.values()):
             self.fail_waiting(batch, stop)
 
@@ -194,25 +234,101 @@ class FrameTable:
     ) -> AssignedBatch | None:
         first, n = token_range
         work = assignment.works[assigned.work]
-        task = None if work.argv else self._tasks.get(work.task)
-        fitting, code, reason = (
-            self.capacity.fitting_count(work, n),
-            AttemptCode.NO_ROOM,
-            "The frame does not fit this worker's free capacity.",
-        )
-        if self.draining:
-            fitting, code, reason = 0, AttemptCode.DRAINING, "The worker is draining and accepts no frames."
-        elif task is None and not work.argv:
-            fitting, code, reason = 0, AttemptCode.TASK_MISSING, f"This worker has no task {work.task!r}."
+        if self._refuse_unrunnable(work, token_range):
+            return None
+        fitting = self.capacity.fitting_count(work, n)
         if fitting < n:
-            self._refuse((first + fitting, n - fitting), code, reason)
+            self._refuse((first + fitting, n - fitting), AttemptCode.NO_ROOM, NO_ROOM_REASON)
         if not fitting:
             return None
         self.capacity.reserve(work, fitting)
-        batch = AssignedBatch(assigned, (first, fitting), work, task)
-        self.batches[first] = batch
+        return self._add_batch(assignment, assigned, (first, fitting))
+
+    def _accept_series(self, assignment: Assignment, ranges: Sequence[FreshRange]) -> AssignedBatch | None:
+        """Returns the batch that starts first."""
+        runnable: list[FreshRange] = []
+        for assigned, token_range in ranges:
+            work = assignment.works[assigned.work]
+            if self._refuse_unrunnable(work, token_range):
+                continue
+            if self.capacity.fitting_count(work, 1):
+                runnable.append((assigned, token_range))
+            else:
+                self._refuse(token_range, AttemptCode.NO_ROOM, NO_ROOM_REASON)
+        if not runnable:
+            return None
+        batches: list[AssignedBatch] = []
+        for assigned, (first, n) in runnable:
+            task = self._tasks.get(assignment.works[assigned.work].task)
+            # Only async tasks run without a process: a runner of processes starts all frames of a batch it is given.
+            size = n if task is not None and task.is_async else 1
+            batches += [self._add_batch(assignment, assigned, (token, size)) for token in range(first, first + n, size)]
+        series = FrameSeries(batches)
+        for batch in batches:
+            batch.series = series
+        self.capacity.reserve(series.work, 1)
+        series.timer = self._loop.call_later(HAND_BACK_AFTER_S, self._hand_back, series)
+        return series.next_batch()
+
+    def _refuse_unrunnable(self, work: Work, token_range: TokenRange) -> bool:
+        """Refuses frames that this worker cannot run, whatever is free; returns whether it did."""
+        if self.draining:
+            self._refuse(token_range, AttemptCode.DRAINING, "The worker is draining and accepts no frames.")
+        elif not work.argv and work.task not in self._tasks:
+            self._refuse(token_range, AttemptCode.TASK_MISSING, f"This worker has no task {work.task!r}.")
+        else:
+            return False
+        return True
+
+    def _add_batch(self, assignment: Assignment, assigned: AssignedRange, token_range: TokenRange) -> AssignedBatch:
+        work = assignment.works[assigned.work]
+        batch = AssignedBatch(assigned, token_range, work, None if work.argv else self._tasks[work.task])
+        if assigned.work < len(assignment.timing_keys):
+            batch.timing_key = assignment.timing_keys[assigned.work]
+        self.batches[token_range[0]] = batch
         self.emptied.clear()
         return batch
+
+    def _release(self, batch: AssignedBatch, n: int) -> None:
+        """Releases the capacity of frames that ended."""
+        series = batch.series
+        if series is None:
+            self.capacity.release(batch.work, n)
+            return
+        series.unended -= n
+        if not series.unended:
+            self.capacity.release(series.work, 1)
+            if series.timer is not None:
+                series.timer.cancel()
+
+    def _frame_of_series_ended(self, frame: RunningFrame) -> None:
+        batch, series = frame.batch, frame.batch.series
+        if series is None or series.running is not frame:
+            return
+        series.running = None
+        if batch.suspended:
+            batch.suspended = False
+            self._start_batch(batch)
+        elif batch.next >= batch.end and series.current is batch:
+            self._continue_series(series)
+
+    def _continue_series(self, series: FrameSeries) -> None:
+        """Gives the next batch of a series to its runner, unless one of its frames is running."""
+        if series.running is not None:
+            return
+        while (batch := series.next_batch()) is not None:
+            failpoints.hit("worker.in_series")
+            if len(batch.dropped) < batch.remaining:
+                self._start_batch(batch)
+                return
+            batch.next = batch.end
+            self.batches.pop(batch.first, None)
+
+    def _hand_back(self, series: FrameSeries) -> None:
+        """Returns the frames of a series that have not started to the servers."""
+        failpoints.hit("worker.before_hand_back")
+        for batch in series.unstarted_batches():
+            self.fail_waiting(batch, HANDED_BACK)
 
     def _refuse(self, token_range: TokenRange, code: str, reason: str) -> None:
         FRAMES_REFUSED.labels(code).inc(token_range[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,6 +13,9 @@ from rota.model.protocol import AssignedRange, AttemptStatus
 from rota.model.token_ranges import TokenRange
 from rota.sdk.task import Task
 from rota.worker.tracing import BatchSpan
+
+if TYPE_CHECKING:
+    from rota.worker.series import FrameSeries
 
 
 class StopReason(msgspec.Struct, frozen=True):
@@ -26,7 +29,20 @@ class StopReason(msgspec.Struct, frozen=True):
 class AssignedBatch:
     """Frames of one assigned range that have not started: tokens `next` to `end - 1`, except `dropped`."""
 
-    __slots__ = ("assigned", "dropped", "end", "first", "input", "next", "span", "task", "work")
+    __slots__ = (
+        "assigned",
+        "dropped",
+        "end",
+        "first",
+        "input",
+        "next",
+        "series",
+        "span",
+        "suspended",
+        "task",
+        "timing_key",
+        "work",
+    )
 
     def __init__(
         self, assigned: AssignedRange, token_range: TokenRange, work: Work, task: Task[..., Any] | None
@@ -41,10 +57,20 @@ class AssignedBatch:
         self.input = assigned.input
         self.dropped: set[int] = set()
         """Tokens that ended before they started."""
+        self.series: FrameSeries | None = None
+        self.suspended = False
+        """Its runner has put it aside until the running frame of its series has ended."""
+        self.timing_key = 0
+        """Under which the duration of its frames is reported; 0: it is not."""
 
     @property
     def remaining(self) -> int:
         return self.end - self.next
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its next frame must wait for the running frame of its series."""
+        return self.series is not None and self.series.running is not None
 
     def frame_number(self, token: int) -> int:
         """Frame number in the layer."""

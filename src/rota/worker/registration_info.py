@@ -80,4 +80,5 @@ class RegistrationInfo(msgspec.Struct, frozen=True, kw_only=True):
             interval_s=interval_s,
             held=held,
             reported=reported,
+            series=True,
         )

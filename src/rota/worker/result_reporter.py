@@ -61,6 +61,8 @@ class ResultReporter:
         self._done: list[TokenRange] = []
         self._duration_ms = 0.0
         self._ends: list[AttemptResult] = []
+        self._durations: dict[int, tuple[int, float]] = {}
+        """Frames that ended and their total duration in seconds, by timing key."""
         self._in_flight: tuple[TokenRange, ...] = ()
         self._count = 0
         self._bytes = 0
@@ -84,6 +86,11 @@ class ResultReporter:
         self._ends.append(end)
         self._bytes += _estimated_bytes(end)
         self._on_added(1)
+
+    def add_duration(self, timing_key: int, frames: int, took_s: float) -> None:
+        """Adds how long frames ran in total; it goes with the next report."""
+        known, total_s = self._durations.get(timing_key, (0, 0.0))
+        self._durations[timing_key] = (known + frames, total_s + took_s)
 
     def unconfirmed_tokens(self) -> list[TokenRange]:
         """Tokens whose reports are not confirmed. Thread-safe: each part is copied in one step."""
@@ -146,7 +153,11 @@ class ResultReporter:
         if not self._ends:
             self._not_empty.clear()
         self._full.clear()
-        return Report(self._worker, done, ends, duration_ms) if self._in_flight else None
+        if not self._in_flight:
+            return None
+        durations, self._durations = self._durations, {}
+        timings = [(key, frames, round(total_s * 1e6)) for key, (frames, total_s) in durations.items()]
+        return Report(self._worker, done, ends, duration_ms, timings)
 
     async def _store(self, report: Report) -> None:
         receipt = await self._publish(report)

@@ -36,9 +36,11 @@ from rota.model.heartbeat_parts import encode_heartbeat
 from rota.model.protocol import (
     CANCEL_SUBJECT,
     HEARTBEAT_SUBJECT,
+    RECALL_SUBJECT,
     Assignment,
     CancelFrames,
     Heartbeat,
+    RecallFrames,
     Registered,
     decode,
 )
@@ -88,7 +90,12 @@ class WorkerSession:
         self._progress_reporter = ProgressReporter(bus, self.worker, config.output_max)
         artifacts = FrameArtifacts(config.work_dir, keep_dirs=config.keep_dirs)
         self._frame_table = FrameTable(
-            WorkerCapacity(config.offer), self._result_reporter, self._progress_reporter, config.tasks, artifacts
+            WorkerCapacity(config.offer),
+            self._result_reporter,
+            self._progress_reporter,
+            config.tasks,
+            artifacts,
+            self._start_batch,
         )
         self._payloads = Payloads(self._frame_table, config.store)
         self._async_runner = AsyncRunner(self._frame_table, self._payloads)
@@ -117,6 +124,7 @@ class WorkerSession:
                 loops = [
                     self._consume_assignments(spec),
                     self._consume_cancels(),
+                    self._consume_recalls(),
                     self._watch_servers(),
                     *self._background_loops(),
                 ]
@@ -222,8 +230,7 @@ class WorkerSession:
             with suppress(NatsUnavailable):
                 await delivery.term()
             return
-        for batch in self._frame_table.accept_assignment(assignment):
-            self._start_batch(batch)
+        self._frame_table.accept_assignment(assignment)
         failpoints.hit("worker.taken_before_ack")
         with suppress(NatsUnavailable):
             await delivery.ack()
@@ -249,6 +256,17 @@ class WorkerSession:
                     log.warning("cancel_decode_failed", reason=error.sentence)
                 else:
                     self._frame_table.cancel(filter(_is_valid_range, cancel.tokens), cancel.reason)
+
+    async def _consume_recalls(self) -> None:
+        async with self._bus.subscribe_core(RECALL_SUBJECT.format(self.worker)) as messages:
+            while True:
+                message = await messages.get()
+                try:
+                    recall = decode(RecallFrames, message.data)
+                except InvalidInput as error:
+                    log.warning("recall_decode_failed", reason=error.sentence)
+                else:
+                    self._frame_table.hand_back(filter(_is_valid_range, recall.tokens))
 
     async def _watch_servers(self) -> None:
         """Records event loop progress, and logs once when no server has confirmed a heartbeat for `lease_s`."""

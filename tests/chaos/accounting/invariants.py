@@ -55,6 +55,7 @@ class InvariantChecker:
         self._no_cap_exceeded(before)
         self._rows_were_booked(before)
         self._usage_tables_match()
+        self._series_are_charged()
         if self.redis.fence is not None:
             self._text_is_exact()
             self._counters_match_tokens()
@@ -80,7 +81,7 @@ class InvariantChecker:
         with another charge."""
         self.claimed |= {token for outcome in outcomes for token in outcome.all_booked}
         for group, outcome in zip(groups, outcomes, strict=True):
-            double = [token for token, why in outcome.declined.items() if why is DeclineReason.DUPLICATE]
+            double = [token for token in group.tokens if outcome.declined.get(token) is DeclineReason.DUPLICATE]
             for each in expand_single_frames([group.subset(double)]) if double else ():
                 for token in each.tokens:
                     others = self.charged[token] - {text_of(each.charge)}
@@ -120,6 +121,16 @@ class InvariantChecker:
     def _no_booking_while_unseeded(self, before):
         if before.fence is None and before.seeding is None:
             require(not self.redis.tokens.keys() - before.tokens.keys(), "A4 booked in an unseeded Redis")
+
+    def _series_are_charged(self):
+        """Each frame that may run has a charge: its own, or that of its carrier; and no charge outlives its series."""
+        followers = self.postgres.followers
+        spans = [range(first, carrier) for first, carrier, _ in self.postgres.series]
+        bare = [token for token in followers if not any(token in span for span in spans)]
+        require(not bare, "series: frames without a charge", bare)
+        for first, carrier, ended in self.postgres.series:
+            left = [token for token in followers if first <= token < carrier]
+            require(left or not ended, "series: the charge outlives its frames", first, carrier)
 
     def _usage_tables_match(self):
         if not self.postgres.managed:

@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "deleted row leaves a tombstone",
         seed=109,
-        function="proc_delete",
-        was="PERFORM rota.proc_dig(of_show, fence, firsts, lasts);",
+        function="proc_end",
+        was="PERFORM rota.proc_dig(of_show, coalesce(held.int_fence, 0), firsts, lasts);",
         now="",
     ),
     Mutant(
@@ -228,6 +228,45 @@ MUTANTS = (
         now="false",
     ),
 )
+
+SERIES_MUTANTS = (
+    Mutant(
+        "carrier keeps its row until the others of its series have ended",
+        seed=2,
+        function="proc_end_carriers",
+        was="        AND NOT EXISTS (SELECT FROM rota.proc f WHERE f.token >= c.series_first AND f.token < c.token)\n",
+        now="",
+    ),
+    Mutant(
+        "carrier that has ended goes with the last of its series",
+        seed=3,
+        function="proc_end_carriers",
+        was="(c.b_ended OR c.token = ANY (ending))",
+        now="c.token = ANY (ending)",
+    ),
+    Mutant(
+        "ends of one series take turns",
+        seed=5,
+        function="proc_end",
+        was="    PERFORM FROM rota.proc c WHERE c.token = ANY (carriers)",
+        now="    PERFORM FROM rota.proc c WHERE false",
+    ),
+    Mutant(
+        "no frame of a series is booked without its carrier",
+        seed=5,
+        function="proc_barred_series",
+        was="  IF cardinality(carriers) = 0 THEN",
+        now="  IF true THEN",
+    ),
+    Mutant(
+        "carrier leaves a tombstone",
+        seed=167,
+        function="proc_end",
+        was="gone := gone || freed.tokens;",
+        now="gone := gone || ARRAY(SELECT t FROM unnest(freed.tokens) AS t WHERE t <> ALL (carriers));",
+    ),
+)
+"""Rules about frames in series, which only the schedules with series can detect."""
 
 
 def texts_of(mutant):

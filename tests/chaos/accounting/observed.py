@@ -17,9 +17,15 @@ READ_POSTGRES = """
 SELECT json_build_object(
   'show', (SELECT json_build_array(int_fence, b_scheduler_managed, xmin::text::bigint)
            FROM rota.show WHERE pk_show = $1),
-  'procs', (SELECT coalesce(json_agg(json_build_array(token, int_fence, xmin::text::bigint, concat_ws(' ', pk_alloc,
-              pk_folder, pk_job, pk_layer, pk_dept, int_cores_reserved, int_gpus_reserved))), '[]')
-            FROM rota.proc WHERE pk_show = $1),
+  'procs', (SELECT coalesce(json_agg(json_build_array(
+              token, int_fence, CASE WHEN b_ended THEN 0 ELSE xmin::text::bigint END,
+              concat_ws(' ', pk_alloc, pk_folder, pk_job, pk_layer, pk_dept, int_cores_reserved, int_gpus_reserved)
+            )), '[]')
+            FROM rota.proc WHERE pk_show = $1 AND (int_cores_reserved > 0 OR int_gpus_reserved > 0)),
+  'followers', (SELECT coalesce(json_agg(token), '[]') FROM rota.proc
+                WHERE pk_show = $1 AND int_cores_reserved = 0 AND int_gpus_reserved = 0),
+  'series', (SELECT coalesce(json_agg(json_build_array(series_first, token, b_ended)), '[]') FROM rota.proc
+             WHERE pk_show = $1 AND series_first IS NOT NULL),
   'sub', (SELECT coalesce(json_agg(json_build_array(pk_alloc, int_burst, int_gpu_burst, int_cores, int_gpus)), '[]')
           FROM rota.subscription WHERE pk_show = $1),
   'folder', (SELECT coalesce(json_agg(json_build_array(pk_folder, int_max_cores, int_max_gpus, int_cores, int_gpus)),
@@ -83,12 +89,17 @@ class PostgresSnapshot:
     fence: int
     managed: bool
     rows: dict[int, str]
-    """Token -> charge."""
+    """Token -> charge, of rows that have one."""
+    followers: set[int]
+    """Tokens of the others: frames in series before their carrier."""
+    series: list[tuple[int, int, bool]]
+    """First token, carrier, and whether the carrier has ended."""
     fences: dict[int, int]
     """Token -> the fence of its insert."""
     late: set[int]
-    """Tokens inserted after the fence last rose. A transaction gets its xid at its first write, and both raising the
-    fence and inserting hold the lock of the show, so xids show the commit order."""
+    """Tokens inserted after the fence last rose, but those whose frame has ended since. A transaction gets its xid at
+    its first write, and both raising the fence and inserting hold the lock of the show, so xids show the commit
+    order."""
     limits: dict[str, Limit]
     counted: Counter
 
@@ -105,7 +116,8 @@ class PostgresSnapshot:
                 limits[f"{level}:{id_}"] = Limit(cores, gpus)
                 for resource, used in zip(RESOURCES, (used_cores, used_gpus), strict=True):
                     counted[f"{level}:{id_}", resource] = used
-        return cls(fence, managed, rows, fences, late, limits, +counted)
+        followers, series = set(held["followers"]), [tuple(each) for each in held["series"]]
+        return cls(fence, managed, rows, followers, series, fences, late, limits, +counted)
 
     @cached_property
     def sums(self):

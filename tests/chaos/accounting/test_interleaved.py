@@ -11,7 +11,8 @@ import pytest
 
 from tests.chaos.accounting.explorer import Explorer
 from tests.chaos.accounting.invariants import InvariantViolated
-from tests.chaos.accounting.mutants import MUTANTS, Mutant, applied
+from tests.chaos.accounting.mutants import MUTANTS, SERIES_MUTANTS, Mutant, applied
+from tests.chaos.accounting.world import series
 from tests.support.harness.effort import effort
 
 # Many short schedules in sequence; a script flush by another test would add steps to them.
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.keeps_scripts]
 
 
 SCHEDULES = effort(60, 120)
+SERIES_SCHEDULES = effort(40, 200)
 MUTANT_SCHEDULES = 120
 SOAK_SCHEDULES = 20_000
 REACHED = {
@@ -50,14 +52,15 @@ async def connection(database_url):
 @pytest.fixture
 async def explorer(database, redis, connection, monkeypatch):
     monkeypatch.setattr("rota.accounting.maintenance.TOMBSTONES_MAX", 1)
+    monkeypatch.setattr("rota.accounting.service.SEEDED_ELSEWHERE_WITHIN_S", 0.5)  # that process may have died
     made = Explorer(database, redis, connection)
     await made.load()
     return made
 
 
-async def run_schedules(explorer, schedules):
+async def run_schedules(explorer, schedules, cast=None):
     for seed in schedules:
-        await explorer.run(seed)
+        await explorer.run(seed, cast=cast)
 
 
 def seeds(number):
@@ -69,6 +72,17 @@ async def test_random_interleavings_keep_ledger_invariants(explorer):
     await run_schedules(explorer, seeds(SCHEDULES))
     if "SCHEDULE_SEED" not in os.environ:
         assert set(explorer.reached) >= REACHED, "the schedules must reach all of these replies"
+
+
+async def test_random_interleavings_of_frames_in_series_keep_ledger_invariants(explorer):
+    await run_schedules(explorer, seeds(SERIES_SCHEDULES), series)
+
+
+@pytest.mark.parametrize("mutant", SERIES_MUTANTS, ids=lambda mutant: mutant.rule)
+async def test_schedules_with_series_detect_each_mutant(explorer, connection, mutant):
+    async with applied(mutant, connection):
+        with pytest.raises(InvariantViolated):
+            await run_schedules(explorer, (mutant.seed, *range(MUTANT_SCHEDULES)), series)
 
 
 async def test_redis_flush_before_any_step_keeps_ledger_invariants(explorer):

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from rota.accounting import allocations
-from rota.accounting.ledger import NIL_UUID, BookingGroup, Charge, SingleFrameBatch
+from rota.accounting.ledger import NIL_UUID, BookingGroup, Charge, Followers, SingleFrameBatch
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.maintenance import AccountingMaintenance
 from rota.accounting.resources import CapsUpdate
@@ -219,7 +219,7 @@ class Actor:
         return any(snapshot.cap(name, resource) is not None for name in names for resource in RESOURCES)
 
     def _some_tokens(self, most=3):
-        known_tokens = sorted(self.checker.postgres.rows)
+        known_tokens = sorted({*self.checker.postgres.rows, *self.checker.postgres.followers})
         return self.rng.sample(known_tokens, min(len(known_tokens), self.rng.randint(1, most)))
 
     def _running(self, at):
@@ -236,6 +236,12 @@ class Actor:
         if self.rng.random() < 0.7:
             deleted = with_single_frame_batches(deleted)
         await self.accounting.publisher.publish(self.world.show, deleted)
+
+    async def bar(self, tokens):
+        """As the heir of a dispatcher that is gone."""
+        await self.accounting.release_barred(
+            sorted(await allocations.tombstone(self.database, self.world.show, tokens))
+        )
 
     async def recount(self, release_orphans=True):
         await reconcile.reconcile_show(self.live, self.world.show, grace_s=0.0, release_orphans=release_orphans)
@@ -317,6 +323,32 @@ def booker(world, rng, number, turns=3):
         operations.append(("book", booking(world, rng, number * 32 + turn % 2 * 16)))
         if rng.random() < 0.5:
             operations.append((rng.choice(["release", "release_in_transaction"]),))
+    return operations
+
+
+def series_booking(world, rng, first):
+    """Frames in series, of one layer or of single-frame jobs, and one frame alone."""
+    charge, most = world.charge(rng), rng.randint(1, 2)
+    starts = [first + 8 * at for at in range(most)]
+    carriers = [start + rng.randint(1, 3) for start in starts]
+    series = {}
+    for start, carrier in zip(starts, carriers, strict=True):
+        n = carrier - start
+        series[carrier] = Followers(range(start, carrier), [charge.job] * n, [charge.layer] * n)
+    alone = first + 16
+    if rng.random() < 0.5:
+        return [BookingGroup(charge, UUID(int=1), [*carriers, alone], series=series)]
+    layers = [rng.choice(list(world.single)) for _ in range(most + 1)]
+    like = msgspec.structs.replace(charge, job=NIL_UUID, layer=NIL_UUID)
+    jobs = [world.single[layer] for layer in layers]
+    return [SingleFrameBatch(like, UUID(int=1), [*carriers, alone], jobs, layers, series=series)]
+
+
+def series_booker(world, rng, number):
+    operations = []
+    for turn in range(rng.randint(1, 2)):
+        operations.append(("book", series_booking(world, rng, number * 64 + turn % 2 * 32)))
+        operations += [(rng.choice(["release", "release_in_transaction"]),)] * rng.randint(1, 2)
     return operations
 
 
@@ -419,6 +451,19 @@ def recounts(world, rng):
     if rng.random() < 0.6:
         kind = rng.choice(["job", "layer"])
         parts["changer"] = [("change", kind, rng.randrange(2), "1", None)]
+    return parts
+
+
+def series(world, rng):
+    """Frames in series are booked and end in any order, while the ledger is recounted, seeded or moved."""
+    parts = {f"booker{number}": series_booker(world, rng, number) for number in range(2)}
+    parts["twin"] = [parts["booker0"][0], ("release",)]
+    parts |= {f"releaser{number}": [("release_in_transaction",)] * 2 for number in range(2)}
+    if rng.random() < 0.4:
+        (_, [group]), *_ = parts["booker0"]
+        parts["heir"] = [("bar", [rng.choice(list(group.series))])]
+    role = rng.choice([recounter, maintainer, flipper, changer])
+    parts[role.__name__] = role(world, rng)
     return parts
 
 

@@ -16,6 +16,7 @@ from tests.support.queue import sql
 COLUMNS = ("token", "pk_show", *LEVELS.values(), "int_cores_reserved", "int_fence")
 ROWS = sql(
     f"SELECT {', '.join(f'{column}::text' for column in COLUMNS)} FROM rota.proc WHERE pk_show = ANY($1::uuid[])"
+    " AND (int_cores_reserved > 0 OR int_gpus_reserved > 0)"
 )
 
 

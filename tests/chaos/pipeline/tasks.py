@@ -40,6 +40,16 @@ async def nap(seconds, *_more):
     note("ended")
 
 
+@app.task(name="nap-or-die")
+async def nap_or_die(frame):
+    """Its worker ends with the given frame."""
+    note("began")
+    await asyncio.sleep(0.002)
+    if context().frame == frame:
+        os._exit(13)
+    note("ended")
+
+
 @app.task(name="value")
 async def value(number):
     note("began")

@@ -107,6 +107,7 @@ async def _some_jobs(farm):
         await farm.submit("noop", frames=5, **film),
         await farm.submit("nap", 0.02, frames=4, max_cores=2, **film),
         await farm.submit("noop", frames=2, **short),
+        await farm.submit("nap", 0.001, frames=60, max_cores=1, **short),
         await farm.submit("value", 7, **short),
         await farm.submit("flaky", 1, layer={"retries": {"most": 3, "first_s": 0.1}}, **short),
         await farm.submit("boom", ends=("FAILED",), **short),

@@ -82,7 +82,7 @@ def _change(line, managed):
     if table in CAPS:
         return _cap_set(table, values)
     match table:
-        case "proc":
+        case "proc" if action == "INSERT":
             return booked(values, managed)
         case "show":
             return LedgerSeeded(values["pk_show"], int(values["int_founded"]))

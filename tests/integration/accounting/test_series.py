@@ -18,6 +18,7 @@ from tests.integration.accounting.accounting_support import OVER, TOKENS, ShowQu
 from tests.support.waiting import until
 
 ROWS = sql("SELECT token, int_cores_reserved AS cores, series_first, b_ended FROM rota.proc ORDER BY token")
+LAYERS = sql("SELECT pk_layer FROM rota.proc ORDER BY token")
 BLOCKED = sql("SELECT count(*) FROM pg_locks l WHERE NOT l.granted")
 LEFT = sql("SELECT count(*) FROM rota.proc WHERE b_ended")
 
@@ -30,7 +31,7 @@ async def quota(request, database, redis):
 def layer_series(quota, *spans, cores=100):
     """Series of one layer, given as (first, carrier)."""
     series = {
-        carrier: Followers([quota.job] * (carrier - first), [quota.layer] * (carrier - first))
+        carrier: Followers(range(first, carrier), [quota.job] * (carrier - first), [quota.layer] * (carrier - first))
         for first, carrier in spans
     }
     return BookingGroup(quota.charge(cores=cores), quota.host, [carrier for _, carrier in spans], series=series)
@@ -41,7 +42,9 @@ def job_series(quota, *spans):
     charge = quota.charge(job=NIL_UUID, layer=NIL_UUID)
     carriers = [carrier for _, carrier in spans]
     series = {
-        carrier: Followers([uuid4() for _ in range(first, carrier)], [uuid4() for _ in range(first, carrier)])
+        carrier: Followers(
+            range(first, carrier), [uuid4() for _ in range(first, carrier)], [uuid4() for _ in range(first, carrier)]
+        )
         for first, carrier in spans
     }
     return SingleFrameBatch(
@@ -214,3 +217,24 @@ async def test_end_of_a_carrier_waits_for_a_concurrent_end_of_the_last_other_fra
     finally:
         await other.close()
     assert await tokens(quota) == []
+
+
+async def test_series_over_two_claims_has_a_gap_in_its_tokens(quota):
+    followers = Followers([10, 11, 600], [quota.job] * 3, [quota.layer] * 3)
+    group = BookingGroup(quota.charge(cores=100), quota.host, [602], series={602: followers})
+    assert await book(quota, group) == [([602], [], [], {}, None)]
+    assert await tokens(quota) == [10, 11, 600, 602]
+    assert await end(quota, 600, 602) == []
+    assert await cores(quota) == 100
+    assert await end(quota, 10, 11) == [602]
+    assert await cores(quota) == 0
+
+
+async def test_followers_of_another_layer_than_their_carrier_keep_their_own(quota):
+    job, layer = uuid4(), uuid4()
+    batch = job_series(quota, (10, 13))
+    series = {13: Followers(range(10, 13), [job] * 3, [layer] * 3)}
+    [group] = msgspec.structs.replace(batch, series=series).groups()
+    await book(quota, group)
+    assert [row["pk_layer"] for row in await quota.database.rows(LAYERS)] == [layer] * 3 + [*batch.layers]
+    await end(quota, *range(10, 14))

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from rota.engine.completion.report_consumer import LONGEST_MS, ReportConsumer, SucceededRanges, _by_duration
+from rota.engine.dispatch.series import WorkDurations
 from rota.model.protocol import AttemptResult, AttemptStatus, Report, encode
 from rota.model.token_ranges import count_tokens, to_ranges
 from tests.support.dispatch import Rig
@@ -98,7 +99,7 @@ async def test_reports_of_sixty_workers_end_in_one_transaction(database, redis, 
         120,
     )
     calls, ended = count_statements(database, monkeypatch), []
-    consumer = ReportConsumer(rig.dispatcher.finisher, ended.append)
+    consumer = ReportConsumer(rig.dispatcher.finisher, ended.append, WorkDurations())
     reports = [Report(worker=worker, done=to_ranges(each), took_ms=20) for worker, each in tokens.items()]
     answers = await consumer.handle([SimpleNamespace(data=encode(report)) for report in reports])
     assert set(answers) == {None}

@@ -65,6 +65,54 @@ async def naps(seconds):
 
 
 @app.task
+def naps_sync(seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+@app.task
+def add_sync(a, b=0):
+    return a + b
+
+
+@app.task
+async def records(path, number, seconds):
+    """Writes when it begins and ends."""
+    _write(path, f"+{number}")
+    await asyncio.sleep(seconds)
+    _write(path, f"-{number}")
+    return number
+
+
+@app.task
+def records_sync(path, number, seconds):
+    _write(path, f"+{number}")
+    time.sleep(seconds)
+    _write(path, f"-{number}")
+    return number
+
+
+def _write(path, word):
+    with Path(path).open("a") as book:
+        book.write(f"{word} ")
+
+
+at_once = 0
+
+
+@app.task
+async def alone():
+    """How many frames of it run at once."""
+    global at_once  # noqa: PLW0603
+    at_once += 1
+    try:
+        await asyncio.sleep(0.001)
+        return at_once
+    finally:
+        at_once -= 1
+
+
+@app.task
 async def waits():
     await asyncio.Event().wait()
 

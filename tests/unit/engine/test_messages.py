@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from rota.engine.dispatch.assigner import MESSAGE_BYTES_MAX, LayerExecution, WorkerSlice, _split_by_size
+from rota.engine.dispatch.booking_requests import MESSAGE_BYTES_MAX, LayerExecution, WorkerSlice, split_by_size
 from rota.queue.claims import ClaimedRange
 
 MIB = 1024 * 1024
@@ -18,7 +18,7 @@ def part(work=b"work", given=None, tokens=range(1, 11)):
 
 def messages(*slices):
     """The tokens of each message."""
-    return [[list(tokens) for _, tokens in each] for each in _split_by_size(slices)]
+    return [[list(tokens) for _, tokens in each] for each in split_by_size(slices)]
 
 
 def test_small_slices_share_a_message():

@@ -615,7 +615,7 @@ def test_frames_in_series_take_one_slot_until_the_last_of_them_has_ended():
     fleet = Fleet()
     fleet.beat()
     free = fleet.worker().fitting_frames(FRAME.need)
-    fleet.registry.record_allocations(id_of("w"), [(50, 1)], FRAME.need, series=[(100, 5), (105, 5)])
+    fleet.registry.record_allocations(id_of("w"), [(50, 1)], FRAME.need, series=[[(100, 5)], [(105, 5)]])
     assert fleet.worker().fitting_frames(FRAME.need) == free - 3
     fleet.registry.release_allocations(id_of("w"), [(101, 4), (105, 4)])
     assert fleet.worker().fitting_frames(FRAME.need) == free - 3
@@ -629,7 +629,7 @@ def test_series_that_heartbeats_do_not_list_any_more_is_released_as_a_whole():
     fleet = Fleet()
     fleet.beat()
     free = fleet.worker().fitting_frames(FRAME.need)
-    fleet.registry.record_allocations(id_of("w"), [], FRAME.need, series=[(100, 5)])
+    fleet.registry.record_allocations(id_of("w"), [], FRAME.need, series=[[(100, 5)]])
     for _ in range(4):
         fleet.beat(held=[(102, 1)])
     assert fleet.worker().fitting_frames(FRAME.need) == free - 1

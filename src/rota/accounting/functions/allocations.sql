@@ -69,8 +69,8 @@ BEGIN
     WHERE each.token <> ALL (ARRAY(SELECT b.token FROM unnest(barred) AS b));
 END $$;
 
--- Of each series (`series_first` to `carrier`) the last frame, the carrier, has the charge, and is in a group of its own;
--- the others are in groups that ask for nothing. A locked show is tried again later (`rota.accounting.show_isolation`):
+-- Of each series the last frame, the carrier, has the charge, and is in a group of its own; the others are in groups that
+-- ask for nothing. No other row ever has a token from `series_first` to `carrier`. A locked show is tried again later (`rota.accounting.show_isolation`):
 -- dispatch of the others must not wait for it.
 CREATE OR REPLACE FUNCTION rota.proc_insert(
   of_show uuid, fence bigint, groups rota.ledger_group[], runs rota.ledger_run[], series_firsts bigint[], carriers bigint[]

@@ -2,7 +2,7 @@
 -- At most $1 live jobs: those with the most frames on workers, then the newest. Also the number of live jobs, counted
 -- up to $2.
 WITH busy AS MATERIALIZED (
-  SELECT pk_job, count(*) AS running FROM rota.proc GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $1::integer
+  SELECT pk_job, count(*) AS running FROM rota.proc WHERE NOT b_ended GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $1::integer
 ), newest AS MATERIALIZED (
   SELECT pk_job, 0::bigint AS running FROM rota.job ORDER BY pk_job DESC LIMIT $1
 )
@@ -22,7 +22,7 @@ ORDER BY c.running DESC, j.pk_job DESC LIMIT $1
 -- name: top_shares
 -- Subscriptions with their usage, and the waiting frames of the whole show; pool is null for a show without any.
 WITH used AS MATERIALIZED (
-  SELECT pk_show, pk_alloc, count(*) AS frames, sum(int_cores_reserved)::bigint AS cores,
+  SELECT pk_show, pk_alloc, count(*) FILTER (WHERE NOT b_ended) AS frames, sum(int_cores_reserved)::bigint AS cores,
          sum(int_gpus_reserved)::bigint AS gpus
   FROM rota.proc GROUP BY 1, 2
 ), waiting AS MATERIALIZED (

@@ -77,6 +77,8 @@ LAYERS = query(__package__, "layers_for_ends")
 ADD_ENDS = query(__package__, "frame_ends_add")
 FAILURES = query(__package__, "frame_failures")
 DISPATCH_FAILED = query(__package__, "dispatch_failed")
+QUEUES_OF_LAYERS = query(__package__, "queues_of_layers")
+NOTIFY_QUEUE = query("rota.queue", "wake")
 
 RETRIED = metrics.counter("rota_frames_retried", "Attempts that are retried, by reason.", labels=("reason",))
 
@@ -85,6 +87,10 @@ DEAD_LETTER_REASONS: Final = frozenset(
 )
 """Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
+UNUSED_STATES: Final = ("RETURNED", "HANDED_BACK", "RERUN")
+"""The frame is dispatched again, and nothing of this attempt is kept."""
+SERIES_STATES: Final = {AttemptCode.HANDED_BACK: "HANDED_BACK", AttemptCode.SERIES_LOST: "RERUN"}
+"""What becomes of frames that waited in a series: no dispatch has failed."""
 _WORK = msgspec.msgpack.Decoder(Work)
 
 
@@ -220,6 +226,13 @@ class Finisher:
         await self._after_commit(result)
         return result
 
+    def reruns_lost(self, work: Work) -> bool:
+        """Whether a frame of this work runs again if its worker is lost."""
+        return self._losses_max(work) > 0
+
+    def _losses_max(self, work: Work) -> int:
+        return self._pace.max_worker_losses if work.retries.lost < 0 else work.retries.lost
+
     async def fail_unplaceable(self, claims: Sequence[Claim], reason: str) -> CompletionResult:
         """Fail and dead-letter claimed frames that were not booked and that no worker can ever run."""
         pieces = [piece for claim in claims for piece in claim.ranges()]
@@ -272,7 +285,7 @@ class Finisher:
             runs = {worker: each for worker, each in held.items() if each}
             rows = await self._succeed(runs, took_ms) if runs else []
         _read_success_rows(rows, result)
-        _free_by_worker(runs, result)
+        result.freed = {worker: list(ranges) for worker, ranges in runs.items()}
         return result
 
     async def _succeed(self, runs: SucceededFrames, took_ms: int) -> list[Record]:
@@ -339,7 +352,11 @@ class Finisher:
 
     async def _decide_outcomes(self, tx: Transaction, frames: Mapping[int, EndedAttempt]) -> dict[int, AttemptOutcome]:
         layers = {row["pk_layer"]: row for row in await tx.rows(LAYERS, list({f.layer for f in frames.values()}))}
-        refused = [frame for frame in frames.values() if frame.end.status is AttemptStatus.REFUSED]
+        refused = [
+            frame
+            for frame in frames.values()
+            if frame.end.status is AttemptStatus.REFUSED and frame.end.code not in SERIES_STATES
+        ]
         undispatched = await self._count_dispatch_failures(tx, refused)
         decisions = await self._decision_store.read({row["word"] for row in layers.values()}, on=tx)
         again = [frame for frame in frames.values() if frame.attempt > 1]
@@ -372,6 +389,8 @@ class Finisher:
         if ends_as is not None:
             return AttemptOutcome(ends_as, known_code(end))
         assert layer is not None
+        if end.status is AttemptStatus.REFUSED and end.code in SERIES_STATES:
+            return AttemptOutcome(SERIES_STATES[AttemptCode(end.code)], end.code)
         if end.status is AttemptStatus.REFUSED:
             failures = undispatched.get(frame.job) or self._dispatch_failures(1)
             if failures.failures >= self._pace.max_scheduling_retries:
@@ -382,9 +401,7 @@ class Finisher:
         work, (failed, lost) = _WORK.decode(layer["work"]), before
         retries = work.retries
         if end.code == WORKER_LOST:
-            outcome = decide_retry_after_loss(
-                end.token, lost, self._pace.max_worker_losses if retries.lost < 0 else retries.lost
-            )
+            outcome = decide_retry_after_loss(end.token, lost, self._losses_max(work))
         else:
             outcome = decide_retry(end, retries, failed)
         if outcome.state == "RETRIED" and 0 <= budgets.max_retries <= failed + lost:
@@ -428,10 +445,13 @@ class Finisher:
             match state:
                 case "SUCCEEDED" | "OUTPUT_QUARANTINED":
                     ended = await self.queue.complete(tokens, on=tx)
-                case "RETRIED":
+                case "RETRIED" | "RERUN":
                     ended = await self.queue.retry(tokens, delay_s, on=tx)
                 case "RETURNED":
                     ended = await self.queue.defer(tokens, delay_s, on=tx)
+                case "HANDED_BACK":
+                    ended = await self.queue.give_back(tokens, on=tx)
+                    await self._announce(tx, {frames[token].layer for token in tokens})
                 case "FAILED" | "TIMEOUT":
                     why = {token: outcomes[token].reason for token in tokens}
                     failures = [FrameFailure(token, why[token], frames[token].end.error or None) for token in tokens]
@@ -443,6 +463,11 @@ class Finisher:
                     ended = await self.queue.cancel_running(tokens, on=tx)
             late |= ended.refused
         return frozenset(late)
+
+    async def _announce(self, tx: Transaction, layers: set[LayerId]) -> None:
+        """Notify dispatchers of frames that can be claimed again."""
+        for row in await tx.rows(QUEUES_OF_LAYERS, list(layers)):
+            await tx.run(NOTIFY_QUEUE, row["queue"])
 
     async def _delete_procs(
         self, tx: Transaction, frames: Mapping[int, EndedAttempt], result: CompletionResult
@@ -460,7 +485,8 @@ class Finisher:
         stored = [
             (frame, outcomes[token])
             for token, frame in frames.items()
-            if outcomes[token].state != "RETURNED" and (outcomes[token].state != "SUCCEEDED" or _has_output(frame.end))
+            if outcomes[token].state not in UNUSED_STATES
+            and (outcomes[token].state != "SUCCEEDED" or _has_output(frame.end))
         ]
         if not stored:
             return
@@ -491,10 +517,10 @@ class Finisher:
     ) -> None:
         counted: dict[str, dict[LayerId, int]] = defaultdict(lambda: defaultdict(int))
         for token, frame in frames.items():
-            if outcomes[token].state not in ("RETRIED", "RETURNED"):
-                counted[outcomes[token].state][frame.layer] += 1
-            else:
+            if outcomes[token].state in UNUSED_STATES or outcomes[token].state == "RETRIED":
                 RETRIED.labels(outcomes[token].reason).inc()
+            else:
+                counted[outcomes[token].state][frame.layer] += 1
         jobs: set[UUID] = set()
         for state, layers in sorted(counted.items()):
             jobs |= set(await tx.value(COUNT_ENDS, list(layers), list(layers.values()), state, 0))
@@ -549,16 +575,6 @@ def _overlap(runs: SucceededFrames) -> bool:
             return True
         end, last = max(end, first + n), worker
     return False
-
-
-def _free_by_worker(runs: SucceededFrames, result: CompletionResult) -> None:
-    """Each of the released tokens is booked on the worker that reported it."""
-    if _count_frames(runs) == sum(deleted.frames for deleted in result.released.values()):
-        result.freed = {worker: list(ranges) for worker, ranges in runs.items()}
-        return
-    released = {token for deleted in result.released.values() for token in deleted.tokens()}
-    freed = {worker: released.intersection(iterate_tokens(ranges)) for worker, ranges in runs.items()}
-    result.freed = {worker: to_ranges(tokens) for worker, tokens in freed.items() if tokens}
 
 
 def _read_success_rows(rows: Sequence[Record], result: CompletionResult) -> None:

@@ -74,6 +74,10 @@ SELECT rota.layers_count($1::uuid[], $2::integer[], $3::text, $4::bigint)
 SELECT l.pk_layer, l.work, j.pk_job, j.ends_as, j.dispatch_failures, j.word
 FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY ($1::uuid[])
 
+-- name: queues_of_layers
+-- The queues of these layers.
+SELECT DISTINCT queue FROM rota.layer WHERE pk_layer = ANY ($1::uuid[])
+
 -- name: jobs_of_tokens
 -- The jobs that these tokens are booked for.
 SELECT DISTINCT pk_job FROM rota.proc WHERE token = ANY ($1::bigint[])

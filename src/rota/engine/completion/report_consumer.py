@@ -19,6 +19,7 @@ import structlog
 
 from rota.engine.completion.finisher import Finisher
 from rota.engine.completion.publisher import CompletionResult
+from rota.engine.dispatch.series import WorkDurations
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.nats import Acknowledgement, Bus, ConsumerSpec, CoreMessage, Delivery, Nak, Terminate
@@ -36,6 +37,7 @@ JOBS_OF_TOKENS = query(__package__, "jobs_of_tokens")
 log = structlog.get_logger(__name__)
 CONSUMER_SPEC: Final = ConsumerSpec(stream="SYS", durable="results", filter=RESULT_SUBJECT, ack_wait_s=3.0)
 STARTED_MAX: Final = 10_000
+TIMINGS_MAX: Final = 65_536
 ENDS_MAX: Final = 1000
 RANGE_TOKENS_MAX: Final = 65_536
 TOKENS_MAX: Final = 1 << 20
@@ -70,8 +72,9 @@ class SucceededRanges:
 
 
 class ReportConsumer:
-    def __init__(self, finisher: Finisher, on_completion: OnCompletion) -> None:
+    def __init__(self, finisher: Finisher, on_completion: OnCompletion, durations: WorkDurations) -> None:
         self.finisher = finisher
+        self.durations = durations
         self._on_completion = on_completion
 
     async def handle(self, batch: Sequence[Delivery]) -> list[Acknowledgement]:
@@ -92,6 +95,8 @@ class ReportConsumer:
                 succeeded[report.worker].add(report.done, frames, report.took_ms)
             if report.ends:
                 ends[report.worker] += report.ends
+            for timing_key, n, total_us in report.timings:
+                self.durations.record(timing_key, n, total_us / 1e6)
             acknowledgements.append(None)
             reports.append(report)
         locked = await self._finish_succeeded(succeeded)
@@ -223,6 +228,8 @@ def _check_report(report: Report) -> int:
         raise InvalidInput("A report names an invalid token.")
     if not 0 <= report.took_ms < 2**53 or any(map(_is_invalid_end, report.ends)):
         raise InvalidInput("A report contains an invalid duration or code.")
+    if len(report.timings) > TIMINGS_MAX or any(min(each) < 0 or not each[1] for each in report.timings):
+        raise InvalidInput("A report contains invalid timings.")
     runs = sorted([*report.done, *((end.token, 1) for end in report.ends)])
     if any(first + n > then for (first, n), (then, _) in pairwise(runs)):
         raise InvalidInput("A report ends a frame twice.")

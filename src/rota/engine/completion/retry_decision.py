@@ -31,7 +31,8 @@ class AttemptOutcome(NamedTuple):
     """What becomes of one attempt."""
 
     state: str
-    """A terminal FrameState; RETRIED: another attempt; RETURNED: the same attempt again."""
+    """A terminal FrameState; RETRIED: another attempt; RETURNED: the same attempt again, after a delay; HANDED_BACK:
+    at once; RERUN: another attempt, which is no retry, because this one may not have started."""
     reason: str
     delay_s: float = 0.0
     ends_job: bool = False

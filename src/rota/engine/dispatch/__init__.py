@@ -12,6 +12,9 @@ the `Dispatcher` as a service; completion and recovery call `Dispatcher.frames_r
 | `minimums` | what folders and departments lack of their minimums; pure |
 | `share_rooms` | what is left of shares that have refused, reserved by rounds in scheduling order; no I/O |
 | `rounds` | what the next round takes, and where it would run; no I/O |
+| `series` | which frames share a slot, one after the other, and how many; pure |
+| `series_recall` | which of them are asked back, because a slot is idle or a higher priority waits; no I/O |
+| `booking_requests` | what is booked for a claimed batch; no I/O |
 | `pending_reader` | reads counts, ages and shares from PostgreSQL |
 | `assigner` | a claimed batch: load, book, return refused frames, publish assignments |
 | `parked_jobs` | jobs at their own cap, unparked when capacity is released |

@@ -15,21 +15,26 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from rota.accounting.ledger import (
-    NIL_UUID,
-    BookingBatch,
-    BookingGroup,
-    BookingOutcome,
-    Charge,
-    DeclineReason,
-    SingleFrameBatch,
-)
+from rota.accounting.ledger import BookingBatch, BookingOutcome, DeclineReason
 from rota.engine.backends import Backends
 from rota.engine.completion.finisher import Finisher
+from rota.engine.dispatch.booking_requests import (
+    BookedSlice,
+    LayerExecution,
+    PartRequests,
+    booked_slices,
+    booking_requests,
+    frames_with,
+    job_of,
+    series_requests,
+    split_by_size,
+)
 from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
 from rota.engine.dispatch.rounds import Round, RoundPart
+from rota.engine.dispatch.series import SeriesLimit, WorkDurations, timing_key_of
+from rota.engine.dispatch.series_recall import SeriesRecall
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.tracing import JobTracer, TracedDispatch, end_spans, now_ns
 from rota.infra import failpoints
@@ -49,16 +54,15 @@ from rota.model.errors import (
     RedisUnavailable,
     SetupFailed,
 )
-from rota.model.ids import JobId, LayerId, PoolId, ShowId
+from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.jobs.work import Work
 from rota.model.policy.constraints import apply_constraints
 from rota.model.policy.decision import PolicyDecision
 from rota.model.protocol import JOBS_SUBJECT, AssignedRange, Assignment, AttemptResult, AttemptStatus, encode
 from rota.model.quota import Level, Refusal, Resource
 from rota.model.reasons import Reason
-from rota.model.token_ranges import to_ranges
-from rota.model.units import Centicores
-from rota.placement import PlacementPlan, WorkerRegistry
+from rota.model.token_ranges import TokenRange, to_ranges
+from rota.placement import WorkerRegistry
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Claim, FrameFailure
 from rota.queue.claims import ClaimedRange
@@ -71,10 +75,12 @@ log = structlog.get_logger(__name__)
 LAYERS = query(__package__, "layers_to_run")
 
 CACHE_MAX: Final = 10_000
-MESSAGE_BYTES_MAX: Final = 400_000
-"""Of inputs, commands and environments in one message, unless it has a single range of frames. NATS accepts 1 MiB,
-which holds the largest input with the largest command and environment."""
 BOOKING_BACKOFF: Final = Backoff(0.05, 2.0)
+LENGTH_TOLERANCE: Final = 2
+"""A series may be so much longer than expected by now, if so many frames were claimed for it: giving some back costs
+more than a series that takes a little longer."""
+SERIES_FULL: Final = "series_full"
+"""Frames for which there was no slot, because those before them take longer than expected."""
 
 DISPATCHED = metrics.counter("rota_jobs_dispatched", "Frames assigned to workers.", labels=("topic",))
 REFUSALS = metrics.counter(
@@ -101,49 +107,15 @@ _SHOW_DECLINES: Final = frozenset(
 """Declines of every frame of the show. A lock may be in one folder only, and `LockedShows` sees to the others."""
 
 
-class LayerExecution(msgspec.Struct, frozen=True):
-    """What the frames of a layer execute."""
-
-    work: bytes
-    input: bytes | None
-    pointer: str | None
-    capped: bool
-    ends_as: str | None
-    first_frame: int
-    step: int
-    jobs_max: int = 0
-    """Concurrent jobs of the show, from the policy decision that admitted the job; 0: unlimited."""
-
-
-class WorkerSlice(msgspec.Struct):
-    """Frames of a claimed range that go to one worker."""
-
-    claimed_range: ClaimedRange
-    worker: UUID
-    tokens: range
-    runnable: LayerExecution
-    trace: str = ""
-
-
-class BookingRequest(msgspec.Struct):
-    """Slices that are booked in one call, in token order."""
-
-    parts: list[WorkerSlice]
-    asked: BookingGroup | SingleFrameBatch
-
-
-BookedSlice = tuple[WorkerSlice, Sequence[int]]
-"""A slice and those of its tokens that were booked."""
-
-
 class PartBooking:
     """What is booked for one part of a round, and what came of it."""
 
-    __slots__ = ("asked", "outcomes", "part", "requests")
+    __slots__ = ("asked", "left_over", "outcomes", "part", "requests")
 
-    def __init__(self, part: RoundPart, requests: list[BookingRequest], asked: BookingMoment) -> None:
+    def __init__(self, part: RoundPart, requests: PartRequests, asked: BookingMoment) -> None:
         self.part = part
-        self.requests = requests
+        self.requests = requests.requests
+        self.left_over = requests.left_over
         self.asked = asked
         self.outcomes: list[BookingOutcome] = []
 
@@ -155,6 +127,8 @@ class DispatchState(NamedTuple):
     parked_jobs: ParkedJobs
     concurrency_limiter: ConcurrencyLimiter
     state_writer: JobStateWriter
+    durations: WorkDurations
+    series_recall: SeriesRecall
 
 
 class Assigner:
@@ -172,11 +146,14 @@ class Assigner:
         self.parked_jobs = state.parked_jobs
         self.concurrency_limiter = state.concurrency_limiter
         self.state_writer = state.state_writer
+        self.durations = state.durations
+        self.series_recall = state.series_recall
         self.clock = clock
         self.traces = JobTracer(self.database)
         self.decision_store = DecisionStore(self.database)
         self._layers: dict[LayerId, LayerExecution] = {}
         self._works: dict[bytes, Work] = {}
+        self._timing_keys: dict[bytes, int] = {}
 
     async def assign(self, planned: Round, claims: Mapping[RoundPart, Sequence[Claim]]) -> None:
         """Book the claimed frames and send them to their workers; the reservations end with their allocation."""
@@ -194,7 +171,7 @@ class Assigner:
         if planned.show in self.concurrency_limiter.limited:
             live = await self._admit_jobs(planned.show, live)
         bookings = [
-            PartBooking(part, _booking_requests(part, ranges, executions), self.pending_queues.moment(part.pending))
+            PartBooking(part, self._requests(part, ranges, executions), self.pending_queues.moment(part.pending))
             for part, ranges in live.items()
         ]
         groups = [request.asked for booking in bookings for request in booking.requests]
@@ -215,6 +192,47 @@ class Assigner:
         await self._return_refused(bookings)
         for booking in bookings:
             self.pending_queues.shrink_share(booking.part.pending, booking.part.share, 0)
+
+    def _requests(
+        self, part: RoundPart, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
+    ) -> PartRequests:
+        lengths = {work: self._series_length(work) for work in {executions[each.layer].work for each in claimed}}
+        if lengths and part.plan.runs_series:
+            part.pending.series_length = min(lengths.values())
+        allowed = self.parked_jobs.slots_of({each.job for each in claimed}) if part.plan.runs_series else None
+        slots = part.plan.planned if allowed is None else min(part.plan.planned, allowed)
+        if sum(len(each.tokens) for each in claimed) <= slots:
+            return booking_requests(part, claimed, executions)
+        limited = part.pending.key.show in self.concurrency_limiter.limited
+
+        def limit_of(each: ClaimedRange) -> SeriesLimit:
+            """A retry runs alone: the frame that ends its worker is found by its losses."""
+            execution = executions[each.layer]
+            alone = each.attempt > 1 or not execution.may_rerun or not part.plan.runs_series
+            length = lengths[execution.work]
+            return SeriesLimit(
+                1 if alone or length == 1 else max(length, min(part.series_length, LENGTH_TOLERANCE * length)),
+                each.layer if execution.capped or limited else None,
+                len(each.payload or execution.input or b""),
+            )
+
+        return series_requests(part, claimed, executions, limit_of, slots)
+
+    def _series_length(self, work: bytes) -> int:
+        """Frames that must not run again after the loss of their worker are in no series: it is not known which of them
+        had started."""
+        return self.durations.frames_max(self._timing_key(work)) if self._reruns_lost(work) else 1
+
+    def _reruns_lost(self, work: bytes) -> bool:
+        return self.finisher.reruns_lost(self._decode_work(work))
+
+    def _timing_key(self, work: bytes) -> int:
+        key = self._timing_keys.get(work)
+        if key is None:
+            if len(self._timing_keys) >= CACHE_MAX:
+                self._timing_keys.clear()
+            key = self._timing_keys[work] = timing_key_of(work)
+        return key
 
     async def _admit_jobs(
         self, show: ShowId, claimed: Mapping[RoundPart, Sequence[ClaimedRange]]
@@ -252,7 +270,10 @@ class Assigner:
         if decision is None or decision.constraints is None:
             return runnable
         work = _ENCODE(apply_constraints(self._decode_work(runnable.work), decision.constraints))
-        return msgspec.structs.replace(runnable, work=work, jobs_max=decision.constraints.budgets.max_concurrent_jobs)
+        budgets = decision.constraints.budgets
+        return msgspec.structs.replace(
+            runnable, work=work, jobs_max=budgets.max_concurrent_jobs, may_rerun=budgets.max_retries != 0
+        )
 
     async def _with_input(self, runnable: LayerExecution) -> LayerExecution:
         """Workers cannot read PostgreSQL, so inputs stored there are sent along."""
@@ -311,16 +332,25 @@ class Assigner:
     def _allocate(self, booking: PartBooking, by_worker: dict[UUID, list[BookedSlice]]) -> None:
         """Replace the reservation by the frames that were booked, by worker, in one step: none counts twice."""
         tokens: dict[UUID, list[int]] = defaultdict(list)
+        series: dict[UUID, dict[int, list[TokenRange]]] = defaultdict(lambda: defaultdict(list))
+        frames = slots = 0
         for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
-            booked = outcome.booked if not outcome.already else sorted(outcome.all_booked)
-            if booked:
-                by_worker[request.asked.host] += _booked_slices(request, booked)
-                tokens[request.asked.host] += booked
+            slots += len(outcome.booked) + len(outcome.already)
+            for part, booked in booked_slices(request, outcome):
+                by_worker[part.worker].append((part, booked))
+                frames += len(booked)
+                if part.series:
+                    series[part.worker][part.series] += to_ranges(booked)
+                else:
+                    tokens[part.worker] += booked
         cls = booking.part.pending.key.cls
-        for worker, booked_tokens in tokens.items():
-            self.registry.record_allocations(worker, to_ranges(booked_tokens), cls.need)
-        frames = sum(map(len, tokens.values()))
-        self.registry.unreserve(booking.part.reservation, allocated=frames)
+        for worker in {**tokens, **series}:
+            in_series = series[worker].values() if worker in series else ()
+            self.registry.record_allocations(worker, to_ranges(tokens[worker]), cls.need, series=in_series)
+            if in_series:
+                spans = ((each[0][0], carrier + 1 - each[0][0]) for carrier, each in series[worker].items())
+                self.series_recall.add(booking.part.pending, worker, spans)
+        self.registry.unreserve(booking.part.reservation, allocated=slots)
         if frames:
             DISPATCHED.labels(cls.topic).inc(frames)
 
@@ -330,7 +360,7 @@ class Assigner:
         messages = [
             (worker, part, self._message(worker, part))
             for worker, slices in by_worker.items()
-            for part in _split_by_size(slices)
+            for part in split_by_size(slices)
         ]
         self.state_writer.record_dispatched(
             {part.claimed_range.job for part, _ in (each for slices in by_worker.values() for each in slices)}
@@ -393,9 +423,11 @@ class Assigner:
                         runnable.pointer,
                         runnable.step,
                         part.trace,
+                        part.series,
                     )
                 )
-        data = encode(Assignment([self._decode_work(work) for work in works], portions))
+        assignment = Assignment([*map(self._decode_work, works)], portions, [*map(self._timing_key, works)])
+        data = encode(assignment)
         return BusMessage(subject=JOBS_SUBJECT.format(worker), data=data, msg_id=f"assign:{portions[0].token}:{worker}")
 
     def _decode_work(self, packed: bytes) -> Work:
@@ -412,12 +444,14 @@ class Assigner:
         for booking in bookings:
             pending = booking.part.pending
             refused, parked = self._sort_refused(booking)
+            refused += booking.left_over
             for job, tokens in parked.items():
                 REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
                 await self.queue.park(tokens, job, rest_of=pending.lanes)
-                self.parked_jobs.add(job)
+                self.parked_jobs.add(job, pending.series_length)
             if refused:
-                REFUSALS.labels(pending.reason.value if pending.reason else "quota").inc(len(refused))
+                reason = pending.reason.value if pending.reason else "quota"
+                REFUSALS.labels(SERIES_FULL if len(refused) == len(booking.left_over) else reason).inc(len(refused))
                 back[pending] = refused
             elif booking.outcomes:
                 self.pending_queues.mark_accepted(pending)
@@ -432,15 +466,18 @@ class Assigner:
         parked: dict[JobId, list[int]] = defaultdict(list)
         for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
             if outcome.refused and outcome.refusal is not None:
+                refused = frames_with(request, outcome.refused)
                 if outcome.refusal.table in (Level.JOB, Level.LAYER):
-                    parked[request.asked.charge.job] += outcome.refused
+                    parked[request.asked.charge.job] += refused
                 else:
-                    back += outcome.refused
+                    back += refused
                     self.accounting.limit_refused(booking.part.pending.key.show)
                     self._back_off(booking, Reason.of_level(outcome.refusal.table))
             for token, why in outcome.declined.items():
+                followers = [each for each in frames_with(request, [token]) if each != token]
+                back += (each for each in followers if each not in outcome.declined)
                 if why is DeclineReason.CAPPED:
-                    parked[_job_of(request, token)].append(token)
+                    parked[job_of(request, token)].append(token)
                     continue
                 back.append(token)
                 reason = _DECLINE_REASONS.get(why, Reason.BOOKS_UNAVAILABLE)
@@ -484,92 +521,8 @@ class Assigner:
                 )
 
 
-def _slice_by_worker(
-    claimed: Sequence[ClaimedRange], plan: PlacementPlan, executions: dict[LayerId, LayerExecution]
-) -> list[WorkerSlice]:
-    """Map frames, in order, onto the portions of the plan, in order."""
-    portions = iter(plan.portions)
-    parts: list[WorkerSlice] = []
-    worker, left = UUID(int=0), 0
-    for claimed_range in claimed:
-        first = claimed_range.tokens.start
-        while first < claimed_range.tokens.stop:
-            if left == 0:
-                portion = next(portions)
-                worker, left = portion.worker, portion.n
-            n = min(left, claimed_range.tokens.stop - first)
-            parts.append(WorkerSlice(claimed_range, worker, range(first, first + n), executions[claimed_range.layer]))
-            first += n
-            left -= n
-    return parts
-
-
-def _split_by_size(slices: Sequence[BookedSlice]) -> list[list[BookedSlice]]:
-    """Group the slices into few messages that fit. A message has the work of each layer once, and the input of a slice
-    with each of its ranges."""
-    if sum(len(part.runnable.work) + _input_bytes(part) * len(booked) for part, booked in slices) <= MESSAGE_BYTES_MAX:
-        return [list(slices)]
-    messages: list[list[BookedSlice]] = []
-    works, size = set[bytes](), MESSAGE_BYTES_MAX
-    for part, booked in slices:
-        work = part.runnable.work
-        for token, n in to_ranges(booked):
-            more = _input_bytes(part) + (0 if work in works else len(work))
-            if size + more > MESSAGE_BYTES_MAX:
-                messages.append([])
-                works, size, more = set(), 0, _input_bytes(part) + len(work)
-            messages[-1].append((part, range(token, token + n)))
-            works.add(work)
-            size += more
-    return messages
-
-
-def _input_bytes(part: WorkerSlice) -> int:
-    return len(part.claimed_range.payload or part.runnable.input or b"")
-
-
-def _booking_requests(
-    part: RoundPart, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
-) -> list[BookingRequest]:
-    """Batch single frames of uncapped jobs per worker; book every other slice by itself."""
-    pending, pools = part.pending, {portion.worker: portion.pool_id for portion in part.plan.portions}
-    requests: list[BookingRequest] = []
-    singles: dict[UUID, list[WorkerSlice]] = defaultdict(list)
-    for piece in _slice_by_worker(claimed, part.plan, executions):
-        if len(piece.tokens) == 1 and not piece.runnable.capped:
-            singles[piece.worker].append(piece)
-        else:
-            charge = _charge(pending, pools[piece.worker], piece.claimed_range.job, piece.claimed_range.layer)
-            group = BookingGroup(charge, piece.worker, piece.tokens, piece.runnable.capped)
-            requests.append(BookingRequest([piece], group))
-    for worker, alike in singles.items():
-        tokens = [piece.tokens.start for piece in alike]
-        jobs, layers = [piece.claimed_range.job for piece in alike], [piece.claimed_range.layer for piece in alike]
-        charge = _charge(pending, pools[worker], JobId(NIL_UUID), LayerId(NIL_UUID))
-        requests.append(BookingRequest(alike, SingleFrameBatch(charge, worker, tokens, jobs, layers)))
-    return requests
-
-
 def _declined(groups: BookingBatch, why: DeclineReason) -> list[BookingOutcome]:
     return [BookingOutcome(declined=dict.fromkeys(group.tokens, why)) for group in groups]
-
-
-def _charge(pending: PendingQueue, pool: PoolId, job: JobId, layer: LayerId) -> Charge:
-    need = pending.key.cls.need
-    return Charge(pool, pending.key.folder, job, layer, pending.key.dept, Centicores(need.cores), need.gpus)
-
-
-def _booked_slices(request: BookingRequest, booked: Sequence[int]) -> list[BookedSlice]:
-    if isinstance(request.asked, BookingGroup):
-        return [(request.parts[0], booked)]
-    if len(booked) == len(request.parts):
-        return [(part, part.tokens) for part in request.parts]
-    tokens = set(booked)
-    return [(part, part.tokens) for part in request.parts if part.tokens.start in tokens]
-
-
-def _job_of(request: BookingRequest, token: int) -> JobId:
-    return next(part.claimed_range.job for part in request.parts if token in part.tokens)
 
 
 def _layer_execution(row: Record) -> LayerExecution:

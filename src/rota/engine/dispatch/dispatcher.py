@@ -43,6 +43,8 @@ from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
 from rota.engine.dispatch.pending_reader import POLL_INTERVAL_S, PendingReader
 from rota.engine.dispatch.rounds import QUEUES_MAX, Round, RoundPart, RoundPlanner
+from rota.engine.dispatch.series import WorkDurations
+from rota.engine.dispatch.series_recall import SeriesRecall
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.infra import failpoints
 from rota.infra.asyncio_cancel import cancellable
@@ -52,10 +54,12 @@ from rota.infra.service import Lifecycle
 from rota.infra.telemetry import metrics
 from rota.model.errors import (
     LeaseLost,
+    NatsUnavailable,
     PostgresUnavailable,
     StaleFence,
 )
 from rota.model.ids import PoolId, ShowId
+from rota.model.protocol import RECALL_SUBJECT, RecallFrames, encode
 from rota.model.quota import Usage
 from rota.model.reasons import Reason
 from rota.placement import WorkerRegistry
@@ -109,7 +113,16 @@ class Dispatcher:
         self.planner = RoundPlanner(self.pending_queues, registry)
         self.parked_jobs = ParkedJobs(self.database, self.queue)
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
-        state = DispatchState(self.pending_queues, self.parked_jobs, self.concurrency_limiter, state_writer)
+        self.durations = WorkDurations()
+        self.series_recall = SeriesRecall(registry, self.clock)
+        state = DispatchState(
+            self.pending_queues,
+            self.parked_jobs,
+            self.concurrency_limiter,
+            state_writer,
+            self.durations,
+            self.series_recall,
+        )
         self.assigner = Assigner(backends, registry, finisher, state, self.clock)
         self._accounting = backends.accounting
         self._locked_shows = backends.accounting.locked_shows
@@ -129,6 +142,8 @@ class Dispatcher:
         """A round failed: claims of our owner id may have no round working on them."""
         self._stale: StaleFence | None = None
         self._capacity_freed = False
+        self._recall_at = 0.0
+        """When series are looked at again, by the time of the event loop."""
         self._turn_cut = False
         """The last turn ended before it had looked at all queues."""
 
@@ -224,6 +239,18 @@ class Dispatcher:
         self._turn_cut = False
         if self._may_start():
             self._take_turn(tasks)
+        await self._recall_series()
+
+    async def _recall_series(self) -> None:
+        """Ask workers for frames in series that could run elsewhere."""
+        due, next_s = self.series_recall.take_due(self.planner.room)
+        loop = asyncio.get_running_loop()
+        if next_s is not None and self._recall_at <= loop.time():
+            self._recall_at = loop.time() + next_s
+            loop.call_at(self._recall_at, self._wake.set)
+        with suppress(NatsUnavailable):  # the workers hand them back themselves a little later
+            for worker, tokens in due.items():
+                await self.assigner.bus.publish_core(RECALL_SUBJECT.format(worker), encode(RecallFrames(tokens)))
 
     def _may_start(self) -> bool:
         late_s = self.clock.monotonic() - PROMPT_S
@@ -240,11 +267,14 @@ class Dispatcher:
                 order.skip_group()  # a plan for each would say why, and take too long
             elif pending.reason is Reason.POOL_OVERLOADED and self.registry.refuses_all(group.pools):
                 self.pending_queues.no_capacity(pending, pending.reason, {})  # a plan would say the same
+                self.series_recall.mark_refused(pending)
             elif (planned := self.planner.plan_round(pending, order)) is not None:
                 self._start(tasks, self._run_round(planned)).add_done_callback(partial(self._release_unbegun, planned))
             elif pending.reason is Reason.NO_POOL_MAPPING:
                 pending.busy = True
                 self._start(tasks, self._fail_unplaceable(pending)).add_done_callback(partial(_end_claim, pending))
+            else:
+                self.series_recall.mark_refused(pending)
             if not self._may_start():
                 return
             if time.perf_counter() >= until:
@@ -301,9 +331,9 @@ class Dispatcher:
             if self.pending_queues.shows_waiting() > 1 or any(part.pending.claimable > 0 for part in planned.parts):
                 self._wake.set()
             for part in planned.parts:
-                claimed = sum(claim.frames for claim in claims[part])
-                part.plan = self.registry.spread_again(part.pending.key.cls, part.plan, part.reservation, claimed)
-                self._shrink_share(part, claimed)
+                slots = min(part.plan.planned, sum(claim.frames for claim in claims[part]))
+                part.plan = self.registry.spread_again(part.pending.key.cls, part.plan, part.reservation, slots)
+                self._shrink_share(part, slots)
             if any(claims.values()):
                 await self.assigner.assign(planned, claims)
                 for part in planned.parts:
@@ -348,11 +378,13 @@ class Dispatcher:
 
     async def _claim(self, planned: Round) -> dict[RoundPart, list[Claim]]:
         failpoints.hit("dispatch.before_claim")
-        requests = {part: ClaimRequest(part.pending.lanes, part.plan.planned) for part in planned.parts}
+        requests = {part: ClaimRequest(part.pending.lanes, part.frames) for part in planned.parts}
         found, ended = await self._claim_parts(requests)
         for part, claims in found.items():
             frames = sum(claim.frames for claim in claims)
-            self.pending_queues.frames_claimed(part.pending, requests[part].want, frames, part.arrivals, ended=ended)
+            self.pending_queues.frames_claimed(
+                part.pending, part.frames, frames, part.arrivals, ended=ended, slots=part.plan.planned
+            )
         if unseen := [part.pending for part, claims in found.items() if not claims]:
             # Notified, but nothing to claim: the entry may be in a newly created lane, so rescan.
             rescan = {pending.key.queue for pending in unseen if pending.notified}

@@ -105,6 +105,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     """Counts notifications and returned frames: what arrives during a claim may not be in its result."""
     resets: int = 0
     """How often limits, workers or routes have changed so far."""
+    series_length: int = 1
+    """Frames that the last round could give to one slot."""
     alone: bool = False
     """Its last round failed, perhaps because of one of its frames: until a round succeeds it shares none."""
 
@@ -528,8 +530,11 @@ class PendingQueues:
         pending.arrivals += frames
         self._groups.changed(pending)
 
-    def frames_claimed(self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool) -> None:
-        """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more."""
+    def frames_claimed(
+        self, pending: PendingQueue, asked: int, got: int, arrivals: int, *, ended: bool, slots: int | None = None
+    ) -> None:
+        """A claim of `asked` frames, when so much had arrived, got these. `ended`: the lanes had no more. `slots`: how
+        many of them are charged, if some are in series."""
         self._hold_changes += 1
         self.changes += 1
         if pending.arrivals != arrivals:
@@ -542,7 +547,7 @@ class PendingQueues:
             self._groups.changed(pending)  # it may have seemed to be empty meanwhile
         pending.reason = None
         if pending.budget is not None:
-            pending.budget = max(0, pending.budget - got)
+            pending.budget = max(0, pending.budget - (got if slots is None else min(got, slots)))
 
     def mark_accepted(self, pending: PendingQueue) -> None:
         """The whole batch was booked, so accounting is available again."""

@@ -37,7 +37,8 @@ SELECT w.pk_job, w.room FROM (
   LEFT JOIN rota.policy_word word ON word.word = j.word
   LEFT JOIN rota.job_slot slot ON slot.pk_job = j.pk_job
   LEFT JOIN rota.job_resource r ON r.pk_job = p.job
-  LEFT JOIN (SELECT pk_job, count(*) AS frames, sum(int_cores_reserved)::bigint AS cores,
+  LEFT JOIN (SELECT pk_job, count(*) FILTER (WHERE int_cores_reserved > 0 OR int_gpus_reserved > 0) AS frames,
+                    sum(int_cores_reserved)::bigint AS cores,
                     sum(int_gpus_reserved)::bigint AS gpus
              FROM rota.proc WHERE pk_job IN (SELECT parked_job FROM rota.queue_returned WHERE parked_job IS NOT NULL)
              GROUP BY 1) AS used ON used.pk_job = p.job

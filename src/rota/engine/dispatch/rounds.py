@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from rota.engine.dispatch.ordering import SchedulingOrder
 from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
+from rota.engine.dispatch.series import frames_to_claim
 from rota.engine.dispatch.share_rooms import ShareReservation
 from rota.model.ids import ShowId
 from rota.model.reasons import Reason
@@ -29,7 +30,7 @@ MISSES_MAX: Final = 4
 class RoundPart:
     """The frames of one queue, and what is reserved for them."""
 
-    __slots__ = ("arrivals", "pending", "plan", "reservation", "share")
+    __slots__ = ("arrivals", "frames", "pending", "plan", "reservation", "series_length", "share")
 
     def __init__(
         self, pending: PendingQueue, plan: PlacementPlan, reservation: CapacityReservation, share: ShareReservation
@@ -39,6 +40,10 @@ class RoundPart:
         self.reservation = reservation
         self.share = share
         self.arrivals = pending.arrivals
+        self.series_length = pending.series_length if pending.series_length > 1 and plan.runs_series else 1
+        """Frames that each slot may get."""
+        self.frames = frames_to_claim(plan.planned, self.series_length, pending.claimable if pending.counted else None)
+        """To be claimed: one for each slot of the plan, or a series."""
 
 
 class Round:
@@ -113,7 +118,7 @@ class RoundPlanner:
                 continue
             together = takewhile(partial(self.pending_queues.came_together, each), queues)
             members = [each, *filter(self._is_unrefused, together)]
-            room = max(map(self._room, members))
+            room = max(map(self.room, members))
             yield from (Candidate(member, len(members) - at, room) for at, member in enumerate(members))
             return
 
@@ -121,7 +126,7 @@ class RoundPlanner:
         """Whether no quota of its own has refused frames: it might leave a part of what it gets to lower ranks."""
         return self.pending_queues.budget_of(pending) >= BATCH_FRAMES_MAX
 
-    def _room(self, pending: PendingQueue) -> int:
+    def room(self, pending: PendingQueue) -> int:
         """How many of its frames workers and the shares of its show have room for."""
         fitting, limits = self.registry.fitting_frames(pending.key.cls), self.pending_queues.share_limits(pending)
         if not limits:

@@ -25,7 +25,8 @@ WHERE a.pk_job = $1::uuid ORDER BY b.ts_submitted, b.pk_job LIMIT $2::integer
 -- The largest users of the limit with key $3 at level $2 in show $1, at most $4: jobs, or the layers of a capped job.
 SELECT u.id, coalesce(l.str_name, j.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
 FROM (
-  SELECT CASE WHEN $2::text = 'job' THEN p.pk_layer ELSE p.pk_job END AS id, count(*) AS frames,
+  SELECT CASE WHEN $2::text = 'job' THEN p.pk_layer ELSE p.pk_job END AS id,
+         count(*) FILTER (WHERE NOT p.b_ended) AS frames,
          sum(p.int_cores_reserved)::bigint AS cores, sum(p.int_gpus_reserved)::bigint AS gpus
   FROM rota.proc p
   WHERE p.pk_show = $1::uuid AND $3::uuid = CASE $2 WHEN 'subscription' THEN p.pk_alloc WHEN 'folder' THEN p.pk_folder
@@ -46,7 +47,7 @@ FROM rota.job_slot s JOIN rota.job j USING (pk_job) WHERE s.pk_show = $1::uuid O
 -- The shows that use most of the pools $1, at most $2.
 SELECT u.id, coalesce(s.str_name, u.id::text) AS name, u.frames, u.cores, u.gpus
 FROM (
-  SELECT p.pk_show AS id, count(*) AS frames, sum(p.int_cores_reserved)::bigint AS cores,
+  SELECT p.pk_show AS id, count(*) FILTER (WHERE NOT p.b_ended) AS frames, sum(p.int_cores_reserved)::bigint AS cores,
          sum(p.int_gpus_reserved)::bigint AS gpus
   FROM rota.proc p WHERE p.pk_alloc = ANY ($1::uuid[]) GROUP BY 1 ORDER BY 3 DESC, 4 DESC, 1 LIMIT $2::integer
 ) AS u
@@ -143,5 +144,5 @@ FROM (
 -- Workers that run frames of job $1, earliest booking first; at most $2 rows.
 SELECT p.pk_layer AS layer, coalesce(w.str_name, p.pk_host::text) AS worker, p.frames, p.since
 FROM (SELECT pk_layer, pk_host, count(*) AS frames, min(ts_booked) AS since
-      FROM rota.proc WHERE pk_job = $1::uuid GROUP BY 1, 2 ORDER BY 4 LIMIT $2::integer) AS p
+      FROM rota.proc WHERE pk_job = $1::uuid AND NOT b_ended GROUP BY 1, 2 ORDER BY 4 LIMIT $2::integer) AS p
 LEFT JOIN rota.worker w USING (pk_host) ORDER BY p.since

@@ -17,9 +17,9 @@ CREATE OR REPLACE FUNCTION rota.is_attempt_code(code text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT code IN (
     'artifact_limit', 'artifact_missing', 'artifact_not_stored', 'artifact_too_large', 'bad_input', 'cpu_limit',
-    'draining', 'exception', 'exit_status', 'fatal', 'file_limit', 'input_missing', 'job_ended', 'no_command',
-    'no_process', 'no_room', 'publish_failed', 'result_too_large', 'retry', 'signal', 'timeout', 'unencodable_result',
-    'unknown_task', 'worker_stopped') OR rota.is_reason(code)
+    'draining', 'exception', 'exit_status', 'fatal', 'file_limit', 'handed_back', 'input_missing', 'job_ended',
+    'no_command', 'no_process', 'no_room', 'publish_failed', 'result_too_large', 'retry', 'series_lost', 'signal', 'timeout',
+    'unencodable_result', 'unknown_task', 'worker_stopped') OR rota.is_reason(code)
 $$;
 
 -- Whether a reason is a `DeadLetterReason` of rota.model.reasons, or one of a job or an attempt.
@@ -52,7 +52,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
   idle uuid[] := ARRAY(
     SELECT j.pk_job FROM rota.job j WHERE j.state IN ('DISPATCHED', 'RUNNING') AND j.ends_as IS NULL
-    EXCEPT SELECT p.pk_job FROM rota.proc p);
+    EXCEPT SELECT p.pk_job FROM rota.proc p WHERE NOT p.b_ended);
   still uuid[] := ARRAY(SELECT i FROM unnest(idle) AS i INTERSECT SELECT b FROM unnest(idle_before) AS b);
   locked uuid[];
 BEGIN
@@ -62,7 +62,7 @@ BEGIN
     UPDATE rota.job j SET
       state = 'SCHEDULED', reason = NULL, ts_updated = clock_timestamp(),
       history = rota.history_add(j.history, 'SCHEDULED', NULL)
-    WHERE j.pk_job = ANY (ARRAY(SELECT l FROM unnest(locked) AS l EXCEPT SELECT p.pk_job FROM rota.proc p))
+    WHERE j.pk_job = ANY (ARRAY(SELECT l FROM unnest(locked) AS l EXCEPT SELECT p.pk_job FROM rota.proc p WHERE NOT p.b_ended))
       AND j.state IN ('DISPATCHED', 'RUNNING') AND j.ends_as IS NULL
     RETURNING j.pk_job, j.pk_show, j.topic;
   END IF;
@@ -76,7 +76,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   booked uuid[] := ARRAY(
-    SELECT DISTINCT p.pk_job FROM rota.proc p WHERE p.ts_booked < clock_timestamp() - interval '2 s');
+    SELECT DISTINCT p.pk_job FROM rota.proc p WHERE NOT p.b_ended AND p.ts_booked < clock_timestamp() - interval '2 s');
 BEGIN
   RETURN QUERY
   UPDATE rota.job j SET

@@ -349,7 +349,7 @@ def frame_end_columns(checked: CheckedFrames, tokens: Sequence[int]) -> tuple[li
 def _needs_check(end: AttemptResult, ending: AttemptOutcome) -> bool:
     if ending.state == "SUCCEEDED" and (end.value is not None or end.pointer is not None or end.artifacts):
         return True
-    return bool(end.error) and ending.state != "RETURNED"
+    return bool(end.error) and ending.state not in ("RETURNED", "HANDED_BACK", "RERUN")
 
 
 class _LayerOutputMeta(NamedTuple):

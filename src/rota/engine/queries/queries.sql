@@ -3,7 +3,7 @@
 SELECT p.token, p.pk_layer, p.pk_host AS worker_id, coalesce(w.str_name, p.pk_host::text) AS worker,
        p.ts_booked AS since
 FROM rota.proc p LEFT JOIN rota.worker w USING (pk_host)
-WHERE p.pk_job = $1::uuid ORDER BY p.token LIMIT $2::integer
+WHERE p.pk_job = $1::uuid AND NOT p.b_ended ORDER BY p.token LIMIT $2::integer
 
 -- name: jobs_artifacts
 -- Artifacts of frames of layer $1, from frame $2 on; of the last attempt, if it succeeded and is readable.
@@ -98,7 +98,7 @@ ORDER BY 1 DESC NULLS LAST
 
 -- name: jobs_running
 -- Booked frames of each layer of job $1.
-SELECT pk_layer, count(*) AS frames FROM rota.proc WHERE pk_job = $1::uuid GROUP BY pk_layer
+SELECT pk_layer, count(*) AS frames FROM rota.proc WHERE pk_job = $1::uuid AND NOT b_ended GROUP BY pk_layer
 
 -- name: jobs_show
 -- The id of the show named $1.
@@ -136,9 +136,10 @@ SELECT w.pk_host AS id, w.str_name AS name, w.pool, w.state, w.hello, w.heartbea
 FROM rota.worker w
 LEFT JOIN (
   SELECT b.pk_host, sum(b.frames) AS frames, sum(b.cores) AS cores, sum(b.gpus) AS gpus, count(DISTINCT b.pk_job) AS jobs,
-         sum(b.frames * coalesce(c.memory_mb, 0)) AS memory_mb
-  FROM (SELECT pk_host, pk_job, pk_layer, count(*) AS frames, sum(int_cores_reserved) AS cores,
-               sum(int_gpus_reserved) AS gpus
+         sum(b.slots * coalesce(c.memory_mb, 0)) AS memory_mb
+  FROM (SELECT pk_host, pk_job, pk_layer, count(*) FILTER (WHERE NOT b_ended) AS frames,
+               count(*) FILTER (WHERE int_cores_reserved > 0 OR int_gpus_reserved > 0) AS slots,
+               sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
         FROM rota.proc GROUP BY 1, 2, 3) AS b
   LEFT JOIN rota.layer l USING (pk_layer)
   LEFT JOIN rota.queue_class q ON q.queue = l.queue

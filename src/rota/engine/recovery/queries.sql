@@ -38,10 +38,13 @@ SELECT EXISTS (SELECT FROM rota.job WHERE ts_deadline <= now())
        EXISTS (SELECT FROM rota.job WHERE state IN ('DISPATCHED', 'RUNNING')) OR EXISTS (SELECT FROM rota.proc) AS active
 
 -- name: procs_all
--- Procs after token $1, a page of $2: the age of the booking, and whether its job has ended meanwhile.
+-- Procs after token $1, a page of $2: the age of the booking, and whether its job has ended meanwhile. Without those of
+-- frames that have ended and hold the charge of others that run.
 SELECT p.token, p.pk_host, p.pk_job, extract(epoch FROM clock_timestamp() - p.ts_booked)::float8 AS age_s, l.pk_layer IS NULL AS ended, l.work
 FROM rota.proc p LEFT JOIN rota.layer l ON l.pk_layer = p.pk_layer
-WHERE p.token > $1::bigint ORDER BY p.token LIMIT $2::integer
+WHERE p.token > $1::bigint
+  AND (NOT p.b_ended OR NOT EXISTS (SELECT FROM rota.proc f WHERE f.token >= p.series_first AND f.token < p.token))
+ORDER BY p.token LIMIT $2::integer
 
 -- name: procs_dead
 -- Bookings of ended frames that were not removed from the table yet.
@@ -52,8 +55,15 @@ SELECT pg_stat_get_dead_tuples('rota.proc'::regclass)
 VACUUM (SKIP_LOCKED, TRUNCATE FALSE) rota.proc
 
 -- name: procs_orphaned
--- Procs on workers that have ended, oldest first.
-SELECT p.token, p.pk_host FROM rota.proc p JOIN rota.worker w ON w.pk_host = p.pk_host
+-- Procs on workers that have ended, oldest first. Of a series the first frame that has not ended had started; others may
+-- have ended, without a report, and are `unstarted`. `carrier`: its last token.
+SELECT p.token, p.pk_host, series.carrier,
+       EXISTS (SELECT FROM rota.proc f WHERE f.token >= series.first AND f.token < p.token) AS unstarted
+FROM rota.proc p JOIN rota.worker w ON w.pk_host = p.pk_host
+LEFT JOIN LATERAL (
+  SELECT c.series_first AS first, c.token AS carrier FROM rota.proc c
+  WHERE c.token >= p.token AND c.series_first IS NOT NULL ORDER BY c.token LIMIT 1
+) AS series ON series.first <= p.token
 WHERE w.state <> 'up' ORDER BY p.token LIMIT $1::integer
 
 -- name: worker_end

@@ -44,6 +44,7 @@ from rota.infra.clock import Clock, SystemClock
 from rota.infra.lease import LeaderLoop, LeaderStep, Lease
 from rota.infra.postgres import query
 from rota.infra.telemetry import metrics
+from rota.model.attempt_codes import AttemptCode
 from rota.model.error_reactions import is_outage
 from rota.model.errors import NatsUnavailable
 from rota.model.heartbeats import silent_after_s
@@ -287,12 +288,11 @@ class EngineReconciler(LeaderLoop):
         for _ in range(self._limits.max_iterations_per_tick):
             rows = await self.database.rows(ORPHANED_PROCS, BATCH)
             by_worker: dict[UUID | None, list[AttemptResult]] = defaultdict(list)
+            cut = rows[-1]["carrier"] if len(rows) == BATCH and rows[-1]["carrier"] != rows[-1]["token"] else None
             for row in rows:
-                by_worker[row["pk_host"]].append(
-                    AttemptResult(
-                        row["token"], AttemptStatus.FAILED, code=WORKER_LOST, error="The worker stopped responding."
-                    )
-                )
+                # A series that is cut is left for the next batch: the rest of it would seem to have started.
+                if cut is None or row["carrier"] != cut:
+                    by_worker[row["pk_host"]].append(_lost_end(row["token"], unstarted=row["unstarted"]))
             if by_worker:
                 self._on_completion(await self.finisher.finish_attempts(by_worker))
             rescued += len(rows)
@@ -452,6 +452,13 @@ class EngineReconciler(LeaderLoop):
         lost = {*self._lost, *unknown, *self.registry.take_lost_heard()}
         liveness = WorkerLiveness([worker for worker in alive if worker not in unknown], sorted(lost))
         await self.bus.publish_core(LIVENESS_SUBJECT, encode(liveness))
+
+
+def _lost_end(token: int, *, unstarted: bool) -> AttemptResult:
+    """The end of a frame whose worker was lost, perhaps by one before it in its series."""
+    if unstarted:
+        return AttemptResult(token, AttemptStatus.REFUSED, code=AttemptCode.SERIES_LOST)
+    return AttemptResult(token, AttemptStatus.FAILED, code=WORKER_LOST, error="The worker stopped responding.")
 
 
 def _batches(items: Sequence[T], most: int) -> list[Sequence[T]]:

@@ -93,11 +93,16 @@ class AsyncRunner:
                 if batch.next >= batch.end:
                     self._waiting.popleft()
                     self._frame_table.remove_started_batch(batch)
+                elif batch.is_blocked:
+                    self._waiting.popleft()
+                    batch.suspended = True
 
     def _start_from_batch(self, batch: AssignedBatch, slot: CoroutineSlot, until: float) -> None:
         """Starts frames of one batch, until one has to wait or the time slice ends."""
         arguments = self._decode_input(batch)
         while arguments is not None and batch.next < batch.end and slot.is_available and monotonic() < until:
+            if batch.is_blocked:
+                return
             if batch.next in batch.dropped:
                 batch.next += 1
                 continue
@@ -132,10 +137,13 @@ class AsyncRunner:
             # A handler that cancelled its current task must not cancel the next frame.
             if slot.gate.done() or monotonic() >= until:
                 break
+        took_s = monotonic() - began_at
         if token > first:
-            self._frame_table.succeed_untracked(batch, first, token - first, monotonic() - began_at)
+            self._frame_table.succeed_untracked(batch, first, token - first, took_s)
         if isinstance(end, AttemptResult):
             self._frame_table.end_untracked(batch, end)
+        if ended := token - first + isinstance(end, AttemptResult):
+            self._frame_table.record_duration(batch, ended, took_s)
         batch.next = token + (end is not None)
 
     def _first_step(

@@ -1,0 +1,176 @@
+"""Which frames share a slot in a series, and how many."""
+
+import random
+from uuid import UUID
+
+import pytest
+
+from rota.engine.dispatch.series import (
+    ROUND_FRAMES_MAX,
+    SERIES_FRAMES_MAX,
+    SERIES_INPUT_BYTES_MAX,
+    WORKS_MAX,
+    SeriesLimit,
+    WorkDurations,
+    frames_to_claim,
+    split_into_series,
+    timing_key_of,
+)
+from rota.queue.claims import ClaimedRange
+from rota.queue.tokens import CLAIM_MAX
+
+ANY = SeriesLimit(256, None, 0)
+
+
+def durations(*seen, key=7):
+    known = WorkDurations()
+    for frames, total_s in seen:
+        known.record(key, frames, total_s)
+    return known
+
+
+def claimed(first, n, layer=1, *, attempt=1):
+    tokens = range(first, first + n)
+    return ClaimedRange(tokens, UUID(int=100 + layer), UUID(int=layer), tokens, attempt, None)
+
+
+def split(ranges, slots, limit=ANY):
+    """Series as lists of tokens."""
+    limit_of = limit if callable(limit) else lambda _: limit
+    found = split_into_series(ranges, slots, limit_of)
+    return [[token for segment in series for token in segment.tokens] for series in found]
+
+
+def test_frames_of_unknown_work_run_alone():
+    assert durations().frames_max(7) == 1
+    assert durations((100, 0.1), key=8).frames_max(7) == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "frames"),
+    [
+        ([(1, 0.001)], 1),
+        ([(3, 0.003)], 3),
+        ([(1000, 1.0)], 100),
+        ([(1000, 0.001)], SERIES_FRAMES_MAX),
+        ([(1000, 0.0)], SERIES_FRAMES_MAX),
+        ([(1000, 100.0)], 1),
+        ([(1000, 10_000.0)], 1),
+    ],
+)
+def test_series_is_as_long_as_its_expected_time_and_experience_allow(seen, frames):
+    assert durations(*seen).frames_max(7) == frames
+
+
+def test_work_that_becomes_slow_loses_its_series_within_a_few_frames():
+    known = durations((10_000, 10.0))
+    assert known.frames_max(7) == 100
+    for _ in range(3):
+        known.record(7, 1, 10.0)
+    assert known.frames_max(7) == 1
+
+
+def test_durations_of_few_works_are_kept():
+    known = durations((100, 0.1))
+    for key in range(1000, 1000 + WORKS_MAX):
+        known.record(key, 1, 1.0)
+    assert known.frames_max(7) == 1
+    assert len(known._known) == WORKS_MAX
+
+
+def test_timing_key_depends_on_the_work_alone():
+    assert timing_key_of(b"one") == timing_key_of(b"one") != timing_key_of(b"two")
+    assert 0 < timing_key_of(b"one") < 2**53
+
+
+@pytest.mark.parametrize(
+    ("slots", "length", "waiting", "frames"),
+    [
+        (2, 1, None, 2),
+        (2, 50, None, 100),
+        (2, 50, 10_000, 100),
+        (2, 50, 100, 50),
+        (2, 50, 10, 6),
+        (2, 50, 4, 2),
+        (2, 50, 1, 2),
+        (2, 256, None, 512),
+        (500, 256, None, 1000),
+        (1000, 256, None, 1000),
+        (2000, 256, None, 2000),
+    ],
+)
+def test_claim_fills_slots_with_series_that_shrink_towards_the_end(slots, length, waiting, frames):
+    assert frames_to_claim(slots, length, waiting) == frames <= max(slots, ROUND_FRAMES_MAX)
+
+
+def test_frames_are_divided_equally_between_slots():
+    assert [len(series) for series in split([claimed(10, 100)], 4)] == [25, 25, 25, 25]
+    assert [len(series) for series in split([claimed(10, 10)], 4)] == [3, 3, 2, 2]
+
+
+def test_series_is_no_longer_than_the_limit_of_its_frames_and_the_rest_is_left_over():
+    assert [len(series) for series in split([claimed(10, 100)], 4, SeriesLimit(5, None, 0))] == [5] * 20
+
+
+def test_frames_of_different_limits_use_up_a_series_in_proportion():
+    limits = {UUID(int=1): SeriesLimit(10, None, 0), UUID(int=2): SeriesLimit(4, None, 0)}
+    ranges = [claimed(10, 5, 1), claimed(15, 5, 2)]
+    assert split(ranges, 1, lambda each: limits[each.layer]) == [[10, 11, 12, 13, 14, 15, 16], [17, 18, 19]]
+
+
+def test_layers_with_caps_have_series_of_their_own():
+    limits = {UUID(int=layer): SeriesLimit(100, UUID(int=layer), 0) for layer in (1, 2)}
+    ranges = [claimed(10, 3, 1), claimed(13, 3, 2)]
+    assert split(ranges, 1, lambda each: limits[each.layer]) == [[10, 11, 12], [13, 14, 15]]
+    assert split(ranges, 1) == [[10, 11, 12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize(
+    ("then", "joined"), [(20, True), (CLAIM_MAX, True), (2 * CLAIM_MAX - 3, True), (2 * CLAIM_MAX, False), (5, False)]
+)
+def test_series_goes_on_in_the_next_claim_but_not_past_claims_of_others(then, joined):
+    first, second = [10, 11, 12], [then, then + 1, then + 2]
+    found = split([claimed(10, 3), claimed(then, 3)], 1)
+    assert found == ([first + second] if joined else [first, second])
+
+
+def test_frame_that_must_run_alone_ends_the_series_before_it():
+    def limit_of(each):
+        return ANY if each.attempt == 1 else SeriesLimit(1, None, 0)
+
+    ranges = [claimed(10, 3), claimed(13, 2, attempt=2), claimed(15, 3)]
+    assert split(ranges, 1, limit_of) == [[10, 11, 12], [13], [14], [15, 16, 17]]
+
+
+def test_inputs_of_a_series_fit_in_a_message():
+    big = SeriesLimit(256, None, SERIES_INPUT_BYTES_MAX // 2)
+    ranges = [claimed(10 + at, 1, at) for at in range(5)]
+    assert split(ranges, 1, big) == [[10, 11], [12, 13], [14]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_frame_is_in_one_series_in_order_and_within_its_limits(seed):
+    rng = random.Random(seed)
+    ranges, first, limits = [], 10, {}
+    for layer in range(rng.randrange(1, 12)):
+        first += rng.choice([0, 0, 0, 5, CLAIM_MAX, 2 * CLAIM_MAX])
+        n = rng.randrange(1, 30)
+        ranges.append(claimed(first, n, layer))
+        limits[UUID(int=layer)] = SeriesLimit(
+            rng.choice([1, 2, 7, 30, 256]), rng.choice([None, UUID(int=layer)]), rng.choice([0, 100, 20_000])
+        )
+        first += n
+    slots = rng.randrange(1, 10)
+    series = list(split_into_series(ranges, slots, lambda each: limits[each.layer]))
+    tokens = [token for each in series for segment in each for token in segment.tokens]
+    assert tokens == [token for each in ranges for token in each.tokens]
+    for each in series:
+        mine = [token for segment in each for token in segment.tokens]
+        assert mine == sorted(mine)
+        assert mine[-1] // CLAIM_MAX - mine[0] // CLAIM_MAX <= len({token // CLAIM_MAX for token in mine}) - 1
+        assert all(token in segment.claimed.tokens for segment in each for token in segment.tokens)
+        assert sum(len(segment.tokens) / limits[segment.claimed.layer].frames_max for segment in each) <= 1 + 1e-6
+        assert len({limits[segment.claimed.layer].group for segment in each}) == 1
+        if len(each) > 1:
+            size = sum(limits[segment.claimed.layer].input_bytes for segment in each)
+            assert size <= SERIES_INPUT_BYTES_MAX
