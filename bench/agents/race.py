@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench import peers
+from bench.contender_process import Stopped, made, started
 from bench.e2e.setup import Ground
-from bench.queue.race import Stopped, made, started
 from bench.report import Figure
 
 ROTA: Final = "rota_agents"

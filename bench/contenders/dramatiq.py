@@ -1,47 +1,60 @@
-"""Dramatiq by Redis: one worker process with eight threads, its default middleware."""
+"""Dramatiq by Redis: processes of several threads, its default middleware, and AsyncIO for coroutine functions."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import dramatiq  # type: ignore[import-not-found]
+import redis
 from dramatiq.brokers.redis import RedisBroker  # type: ignore[import-not-found]
+from dramatiq.middleware import AsyncIO  # type: ignore[import-not-found]
 
-from bench.contenders.brokered import broker_url, drain_s
+from bench.contenders.bodies import BLOCKING
 from bench.contenders.marks import mark
-from bench.contenders.serve import Body, serve
+from bench.contenders.serve import Body, fill_one_by_one_s, serve_peer
+from bench.contenders.workers import kind_of_worker, url_of_worker
 
-THREADS = 8
+UNACKNOWLEDGED = "dramatiq:default.msgs"
+"""Messages that wait or run: one is removed when it is acknowledged."""
 
 
-def made_actor(url: str) -> Any:
+def made_actor(url: str, kind: str) -> Any:
     broker = RedisBroker(url=url)
+    if kind == "async":
+        broker.add_middleware(AsyncIO())
     dramatiq.set_broker(broker)
-    return dramatiq.actor(broker=broker, actor_name="noop")(_noop)
+    return dramatiq.actor(broker=broker, actor_name="noop")(_async_noop if kind == "async" else _blocking(kind))
 
 
-def _noop(frame: int, scene: str) -> None:  # noqa: ARG001
+async def _async_noop(frame: int, scene: str) -> None:  # noqa: ARG001
     mark(frame)
+
+
+def _blocking(kind: str) -> Any:
+    run = BLOCKING[kind]
+
+    def noop(frame: int, scene: str) -> None:  # noqa: ARG001
+        run(frame)
+
+    return noop
 
 
 class Dramatiq:
     async def prepare(self, url: str) -> None:
         RedisBroker(url=url).client.flushdb()
 
-    async def fill(self, url: str, bodies: list[Body]) -> float:
-        """One by one: it has nothing for many."""
-        send = made_actor(url).send
-        began = time.perf_counter()
-        for body in bodies:
-            send(**body)
-        return time.perf_counter() - began
+    async def fill(self, url: str, kind: str, bodies: list[Body]) -> float:
+        return fill_one_by_one_s(bodies, made_actor(url, kind).send)
 
-    async def drain(self, url: str, n: int) -> float:
-        return drain_s(url, n, "dramatiq", "bench.contenders.dramatiq", "-p", "1", "-t", str(THREADS))
+    def commands(self, kind: str, processes: int, each: int) -> list[list[str]]:  # noqa: ARG002
+        return [["dramatiq", "bench.contenders.dramatiq", "-p", str(processes), "-t", str(each)]]
+
+    async def left(self, url: str) -> int:
+        with redis.Redis.from_url(url) as client:
+            return int(client.hlen(UNACKNOWLEDGED))
 
 
 if __name__ == "__main__":
-    serve(Dramatiq())
+    serve_peer(Dramatiq())
 else:
-    noop = made_actor(broker_url())
+    noop = made_actor(url_of_worker(), kind_of_worker())

@@ -1,8 +1,17 @@
 """What every contender's process does: answer requests on standard input, one line of JSON each.
 
     {"do": "prepare", "url": …}           make the schema, once, in a database that is then copied for every round
-    {"do": "fill", "url": …, "n": …}      queue n entries in bulk; the answer says how many seconds that took
+    {"do": "fill", "url": …, "n": …}      queue n entries; the answer says how many seconds that took
     {"do": "drain", "url": …, "n": …}     work off n no-op entries; the same
+
+A peer that runs jobs has these in place of `drain`, because its workers are processes of their own, and entries of a
+kind (see `bodies`), numbered from `first`:
+
+    {"do": "start", "url": …, "kind": …, "processes": …, "each": …, "marks": …}
+                                          start its workers; entries that ran are marked in that file
+    {"do": "ended"}                       how many workers have exited
+    {"do": "left", "url": …}              how many entries are not recorded as done
+    {"do": "stop"}                        stop the workers
 
 It runs in the virtualenv of the peers too, so it needs the standard library alone; uvloop is used where there is one.
 """
@@ -12,10 +21,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
+
+from bench.contenders.workers import WorkerProcesses, kind_of_worker, url_of_worker
 
 DRAIN_TIMEOUT_S = 120.0
 FILL = 1000
@@ -32,6 +44,26 @@ class Contender(Protocol):
     async def fill(self, url: str, bodies: list[Body]) -> float: ...
 
     async def drain(self, url: str, n: int) -> float: ...
+
+
+class Peer(Protocol):
+    """A contender with workers of its own."""
+
+    async def prepare(self, url: str) -> None: ...
+
+    async def fill(self, url: str, kind: str, bodies: list[Body]) -> float: ...
+
+    def commands(self, kind: str, processes: int, each: int) -> list[list[str]]:
+        """`python -m …` of its workers: in so many processes, each of which runs so many bodies at once."""
+        ...
+
+    async def left(self, url: str) -> int: ...
+
+
+class LoopPeer(Peer, Protocol):
+    """A peer whose worker is an event loop in a process of this module: `python -m module work EACH`."""
+
+    async def work(self, url: str, kind: str, each: int, stopped: asyncio.Event) -> None: ...
 
 
 class Countdown:
@@ -77,11 +109,18 @@ async def fill_s(bodies: list[Body], put: Callable[[list[Body]], Awaitable[objec
     return time.perf_counter() - began
 
 
+def fill_one_by_one_s(bodies: list[Body], put: Callable[..., object]) -> float:
+    """For peers that have nothing for many."""
+    began = time.perf_counter()
+    for each in bodies:
+        put(**each)
+    return time.perf_counter() - began
+
+
 def serve(contender: Contender) -> None:
     run = _runner()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        url, n = asked["url"], asked.get("n", 0)
+    for asked in _requests():
+        url, n = asked["url"], asked["n"]
         match asked["do"]:
             case "prepare":
                 run(contender.prepare(url))
@@ -92,7 +131,62 @@ def serve(contender: Contender) -> None:
                 seconds = run(contender.drain(url, n))
             case other:
                 raise AssertionError(f"no contender can {other}")
-        print(json.dumps({"seconds": seconds}), flush=True)
+        _answer(seconds)
+
+
+def serve_peer(peer: Peer) -> None:
+    run, workers = _runner(), WorkerProcesses((), "", "", "")
+    try:
+        for asked in _requests():
+            url, n, kind = asked["url"], asked["n"], asked.get("kind", "async")
+            answer = 0.0
+            match asked["do"]:
+                case "prepare":
+                    run(peer.prepare(url))
+                case "fill":
+                    bodies = [body(number) for number in range(asked["first"], asked["first"] + n)]
+                    answer = run(peer.fill(url, kind, bodies))
+                case "start":
+                    commands = peer.commands(kind, asked["processes"], asked["each"])
+                    workers = WorkerProcesses(commands, url, kind, asked["marks"])
+                case "ended":
+                    answer = workers.ended()
+                case "left":
+                    answer = run(peer.left(url))
+                case "stop":
+                    workers.stop()
+                case other:
+                    raise AssertionError(f"no peer can {other}")
+            _answer(answer)
+    finally:
+        workers.stop()
+
+
+def serve_loop_peer(peer: LoopPeer) -> None:
+    """Answer requests, or be a worker."""
+    if sys.argv[1:2] == ["work"]:
+        _runner()(_work(peer, int(sys.argv[2])))
+    else:
+        serve_peer(peer)
+
+
+def work_commands(module: str, processes: int, each: int) -> list[list[str]]:
+    return [[module, "work", str(each)] for _ in range(processes)]
+
+
+async def _work(peer: LoopPeer, each: int) -> None:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await peer.work(url_of_worker(), kind_of_worker(), each, stopped)
+
+
+def _requests() -> Any:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def _answer(number: float) -> None:
+    print(json.dumps({"answer": number}), flush=True)
 
 
 def _runner() -> Callable[[Coroutine[Any, Any, Any]], Any]:

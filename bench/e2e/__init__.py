@@ -45,7 +45,7 @@ FULL: Final = Sizes(
     laps=7,
     frames=100_000,
     jobs=30_000,
-    entries={"pgqueuer": 20_000, "awa": 20_000, "procrastinate": 1_000, "dramatiq": 5_000, "celery": 1_500},
+    entries={"pgqueuer": 20_000, "awa": 20_000, "procrastinate": 1_000},
     pickup_rounds=5,
     pickup_s=10,
     slots_rounds=3,
@@ -58,7 +58,7 @@ QUICK: Final = Sizes(
     laps=2,
     frames=50_000,
     jobs=10_000,
-    entries={"pgqueuer": 8_000, "awa": 6_000, "procrastinate": 300, "dramatiq": 2_000, "celery": 600},
+    entries={"pgqueuer": 8_000, "awa": 6_000, "procrastinate": 300},
     pickup_rounds=2,
     pickup_s=5,
     slots_rounds=1,
@@ -105,7 +105,7 @@ async def _run(sizes: Sizes) -> Report:
     async with one_ground() as ground:
         await deployment.prepare(ground, MADE)
         others = Peers(ground)
-        await others.prepare()
+        await others.prepare(sizes.entries)
         for _ in range(sizes.laps):
             await _own_laps(ground, sizes, own)
             await others.round(sizes.entries)

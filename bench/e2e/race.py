@@ -1,8 +1,8 @@
-"""Rota's peers in turn: those by PostgreSQL on a fresh copy of their own database, those by Redis in one of their own.
+"""Rota's peers by PostgreSQL in turn, each in its best shape on a fresh copy of its own database: whole jobs.
 
-A peer's entries are put in first and worked off then; its rate is all of them over both times. That is the rate of a
-whole run, as Rota's is, with the idle seconds between the two left out. The clock of a peer stops with its last body,
-whatever it has left to write; Rota's when the last end is committed.
+Rota's jobs of this bench are coroutine functions, and so are theirs. Peers that run plain functions only, or by Redis,
+are compared in `bench defaults`, kind by kind. The clock of a peer stops with its last body, whatever it has left to
+write; Rota's when the last end is committed.
 """
 
 from __future__ import annotations
@@ -13,113 +13,56 @@ from typing import Final
 
 from bench import peers
 from bench.e2e.setup import Ground
-from bench.queue.race import SETTINGS as BY_POSTGRES
-from bench.queue.race import Contender, Stopped, made, started
+from bench.peer_laps import BY_POSTGRES, Load, PeerLap, PeerRace, Shape, shapes
+from bench.queue.race import AT_ONCE, KIND
 from bench.report import Figure
 
-BY_REDIS: Final = {"dramatiq": 1, "celery": 2}
-"""Each has a database of Redis for itself."""
-SETTINGS: Final = {
-    **{name: told for name, told in BY_POSTGRES.items() if name != "rota"},
-    "dramatiq": "one process of 8 threads; enqueued one by one",
-    "celery": "prefork, 2 processes, prefetch 64, results ignored; enqueued one by one",
-}
-FRAMES_BARS: Final = {"pgqueuer": 1.3, "awa": 2.0, "dramatiq": 4.0, "celery": 15.0, "procrastinate": 25.0}
-JOBS_BARS: Final = {"pgqueuer": 0.8, "awa": 1.5}
-DATABASE: Final = "lap_of_peer"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLap:
-    n: int
-    fill_s: float
-    drain_s: float
-
-    @property
-    def per_s(self) -> float:
-        return self.n / (self.fill_s + self.drain_s)
-
-    @property
-    def drain_per_s(self) -> float:
-        return self.n / self.drain_s
+FRAMES_BARS: Final = {"pgqueuer": 3.5, "awa": 2.0, "procrastinate": 25.0}
+JOBS_BARS: Final = {"pgqueuer": 1.2, "awa": 1.5}
 
 
 @dataclass(slots=True)
 class Peers:
-    """Laps by peer, one a round; who is absent, and why."""
+    """Laps by peer, one a round."""
 
     ground: Ground
+    race: PeerRace = field(init=False)
     laps: dict[str, list[PeerLap]] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, Shape] = field(default_factory=dict)
 
-    async def prepare(self) -> None:
-        for name in SETTINGS:
-            missing = peers.absence(name)
-            if missing is None and name not in BY_REDIS:
-                missing = await self._make(name)
-            if missing:
-                self._leave_out(name, missing)
+    def __post_init__(self) -> None:
+        self.race = PeerRace(self.ground.postgres, tuple(BY_POSTGRES))
+
+    async def prepare(self, entries: dict[str, int]) -> None:
+        await self.race.prepare()
+        for name in self.race.runners(KIND):
+            load = Load(KIND, entries[name] // 2)
+            if chosen := await self.race.choose(name, load, shapes(name, AT_ONCE[name]), both_orders=True):
+                self.chosen[name] = chosen[0]
 
     async def round(self, entries: dict[str, int]) -> None:
-        for name in SETTINGS:
-            if name not in self.absent:
-                try:
-                    self.laps.setdefault(name, []).append(await self._lap(name, entries[name]))
-                except Stopped as stopped:
-                    self._leave_out(name, str(stopped))
+        for name in self.race.runners(KIND):
+            if lap := await self.race.lap(name, Load(KIND, entries[name]), self.chosen[name]):
+                self.laps.setdefault(name, []).append(lap)
 
     def figures(self, frames: list[float], jobs: list[float]) -> Iterator[Figure]:
         """Against what Rota did in the same rounds."""
         for name, bar in FRAMES_BARS.items():
-            yield self._against("frames", frames, name, bar)
+            yield self._against("frames", frames, name, bar, "frames of a layer / whole jobs of the peer, a second")
         for name, bar in JOBS_BARS.items():
-            yield self._against("jobs", jobs, name, bar)
-        for name, settings in SETTINGS.items():
-            if name in self.absent:
-                yield Figure(f"{name}_per_s", [], note=f"not measured: {self.absent[name]}")
+            yield self._against("jobs", jobs, name, bar, "whole jobs a second, from the first submit to the last end")
+        for name, settings in BY_POSTGRES.items():
+            if why_not := self.race.why_not(name, KIND):
+                yield Figure(f"{name}_per_s", [], note=f"not measured: {why_not}")
                 continue
-            laps = self.laps[name]
-            yield Figure(f"{name}_per_s", [lap.per_s for lap in laps], note=f"{peers.version(name)}: {settings}")
-            yield Figure(f"{name}_drain_per_s", [lap.drain_per_s for lap in laps], note="working off alone")
-            yield Figure(f"{name}_enqueue_per_s", [lap.n / lap.fill_s for lap in laps])
+            laps, note = self.laps[name], f"{peers.version(name)}: {settings}; {self.chosen[name]}"
+            yield Figure(f"{name}_per_s", [lap.per_s for lap in laps], note=note)
+            yield Figure(f"{name}_enqueue_per_s", [lap.enqueue_per_s for lap in laps])
+            yield Figure(f"{name}_wal_bytes_per_job", [lap.wal_bytes for lap in laps])
 
-    def _against(self, what: str, ours: list[float], peer: str, bar: float) -> Figure:
+    def _against(self, what: str, ours: list[float], peer: str, bar: float, note: str) -> Figure:
         name = f"{what}_vs_{peer}"
-        if peer in self.absent:
-            return Figure(name, [], bar=bar, note=f"not measured: {self.absent[peer]}")
-        laps = self.laps[peer]
-        ratios = [rate / lap.per_s for rate, lap in zip(ours, laps, strict=True)]
-        least = sorted(rate / lap.drain_per_s for rate, lap in zip(ours, laps, strict=True))[len(laps) // 2]
-        note = f"a second, from the first submit to the last end; {least:.3g} were its enqueueing free"
+        if why_not := self.race.why_not(peer, KIND):
+            return Figure(name, [], bar=bar, note=f"not measured: {why_not}")
+        ratios = [rate / lap.per_s for rate, lap in zip(ours, self.laps[peer], strict=True)]
         return Figure(name, ratios, bar=bar, higher_is_better=True, note=note)
-
-    async def _make(self, name: str) -> str | None:
-        """Why it cannot take part, or None."""
-        try:
-            async with started(name) as contender:
-                await contender.ask("prepare", await self.ground.postgres.create(made(name)))
-        except Stopped as stopped:
-            return str(stopped)
-        return None
-
-    async def _lap(self, name: str, n: int) -> PeerLap:
-        async with started(name) as contender:
-            if name in BY_REDIS:
-                url = self.ground.redis_url(BY_REDIS[name])
-                await contender.ask("prepare", url)
-                return await self._times(contender, url, n)
-            url = await self.ground.postgres.create(DATABASE, template=made(name))
-            try:
-                return await self._times(contender, url, n)
-            finally:
-                await self.ground.postgres.drop(DATABASE)
-
-    async def _times(self, contender: Contender, url: str, n: int) -> PeerLap:
-        await self.ground.postgres.checkpoint()
-        fill_s = await contender.ask("fill", url, n)
-        await self.ground.postgres.checkpoint()
-        return PeerLap(n, fill_s, await contender.ask("drain", url, n))
-
-    def _leave_out(self, name: str, why: str) -> None:
-        self.absent[name] = why
-        print(f"{name} takes no part: {why}")

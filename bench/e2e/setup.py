@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,20 @@ COMMITS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = $1"
 
 
 class Ground:
-    def __init__(self, stack: LocalStack, folder: Path, admin: asyncpg.Connection[asyncpg.Record]) -> None:
-        self.postgres = Server(stack.url("postgres"), admin)
-        self.nats_url = stack.url("nats")
+    """`urls` of the three servers by name, and `pids` whose CPU time is theirs."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        pids: Mapping[str, int],
+        folder: Path,
+        admin: asyncpg.Connection[asyncpg.Record],
+    ) -> None:
+        self.postgres = Server(urls["postgres"], admin)
+        self.nats_url = urls["nats"]
         self.folder = folder
-        self.pids = {name: _pid(stack, name) for name in SERVERS}
-        self._redis_url = stack.url("redis")
+        self.pids = dict(pids)
+        self._redis_url = urls["redis"]
         self._admin = admin
 
     def redis_url(self, number: int) -> str:
@@ -48,7 +56,8 @@ async def one_ground() -> AsyncIterator[Ground]:
         await stack.start()
         try:
             admin = await asyncpg.connect(stack.url("postgres"))
-            yield Ground(stack, folder, admin)
+            urls = {name: stack.url(name) for name in SERVERS}
+            yield Ground(urls, {name: _pid(stack, name) for name in SERVERS}, folder, admin)
             await admin.close()
         finally:
             await stack.stop()

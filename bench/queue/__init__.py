@@ -1,4 +1,4 @@
-"""The queue: against its peers, what counting costs, and what a million frames cost. See README.md beside this file.
+"""The queue: beside its peers, what counting costs, and what a million frames cost. See README.md beside this file.
 
 All on one durable PostgreSQL, in one run and in turns, so that a noisy minute hits everybody alike.
 """
@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench import peers
+from bench.contender_process import made
+from bench.peer_laps import BY_POSTGRES
 from bench.queue import counters, depth, race
 from bench.report import Report
 from bench.server import one_server
+
+PEERS: Final = tuple(BY_POSTGRES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ async def _run(sizes: Sizes) -> Report:
     report = Report()
     async with one_server() as server:
         raced = await race.race(server, sizes.laps, sizes.entries)
-        empty = race.made("rota")
+        empty = made("rota")
         counted = await counters.compare(server, empty, sizes.count_rounds, sizes.count_batches)
         deep = await depth.dive(server, empty, sizes.depth_rounds, claims=sizes.depth_claims, reads=sizes.depth_reads)
     for figure in (*raced.figures(), *counted, *deep):

@@ -1,187 +1,102 @@
-"""Rota's queue and its peers in turn, each in a process of its own on a fresh copy of its own database.
+"""Rota's bare queue and its peers in turn, each in processes of its own on a fresh copy of its own database.
 
-The clock of a peer stops with its last entry's body, whatever it has left to write; Rota's when all ends are committed.
-Slower contenders get fewer entries. That is to their advantage: a short backlog is the easier one.
+Rota's side claims and completes entries in a loop; a peer runs jobs: a task for each, heartbeats, a log, retries. So
+the ratios say how far the queue is from being the bottleneck, and do not compare schedulers: `bench e2e` and `bench
+defaults` compare whole jobs. The clock of a peer stops with its last body, whatever it has left to write; Rota's when
+all ends are committed. Slower contenders get fewer entries. That is to their advantage: a short backlog is the easier
+one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import IO, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from bench import peers
+from bench.contender_process import made, started
+from bench.peer_laps import BY_POSTGRES, Load, PeerLap, PeerRace, Shape, shapes
 from bench.report import Figure
 from bench.server import Server
 
-ANSWER_TIMEOUT_S: Final = 180.0
-END_TIMEOUT_S: Final = 10.0
-SETTINGS: Final = {
-    "rota": "batches of 256, 4 in flight; 4 shards",
-    "pgqueuer": "batch_size 1024, pooled asyncpg, uvloop, logged tables",
-    "awa": "enqueue_many_copy; 256 workers, claim_batch_size 256, 1 claimer, uvloop",
-    "procrastinate": "concurrency 50, psycopg binary, uvloop, delete_jobs always",
-}
+OURS: Final = "batches of 256, 4 in flight; 4 shards; a bare loop, nothing runs"
+AT_ONCE: Final = {"pgqueuer": 1024, "awa": 256, "procrastinate": 50}
+"""Bodies that a peer may run at once, when nothing else limits it."""
 BARS: Final = {"pgqueuer": 4.0, "awa": 8.0, "procrastinate": 50.0}
+KIND: Final = "async"
 ENQUEUE_BAR: Final = 2.0
 WAL_BAR: Final = 600.0
 
-
-class Stopped(Exception):
-    """A contender's process ended or stayed silent; says what it wrote last."""
-
-
-@dataclass(slots=True)
-class Lap:
-    fill_per_s: float
-    drain_per_s: float
-    wal_bytes: float
+Rate = Callable[[PeerLap], float]
 
 
 @dataclass(slots=True)
 class Race:
-    """Laps by contender, a round each; who is absent, and why."""
+    """Laps by contender, a round each."""
 
-    laps: dict[str, list[Lap]] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    peers: PeerRace
+    ours: list[PeerLap] = field(default_factory=list)
+    theirs: dict[str, list[PeerLap]] = field(default_factory=dict)
+    chosen: dict[str, Shape] = field(default_factory=dict)
 
     def figures(self) -> Iterator[Figure]:
         for name, bar in BARS.items():
-            yield self._against(name, "drain", bar, "no-op entries a second, one Python process each")
-        yield self._against(
-            "awa", "enqueue", ENQUEUE_BAR, "4 producers, 1,000 entries a commit, 75 bytes of payload each"
-        )
-        wal = [lap.wal_bytes for lap in self.laps["rota"]]
-        yield Figure("wal_bytes_per_frame", wal, bar=WAL_BAR, note="enqueue, claim and complete; an entry per frame")
-        for name, settings in SETTINGS.items():
-            if name in self.absent:
-                yield Figure(f"{name}_drain_per_s", [], note=f"not measured: {self.absent[name]}")
-                continue
-            laps, version = self.laps[name], "" if name == "rota" else f"{peers.version(name)}: "
-            yield Figure(f"{name}_drain_per_s", [lap.drain_per_s for lap in laps], note=f"{version}{settings}")
-            yield Figure(f"{name}_enqueue_per_s", [lap.fill_per_s for lap in laps])
-            yield Figure(f"{name}_wal_bytes", [lap.wal_bytes for lap in laps], note="per entry, from enqueue to end")
+            note = "entries a second, Rota's queue without workers / a complete worker of the peer"
+            yield self._against(f"bare_claims_vs_{name}_jobs", name, lambda lap: lap.drain_per_s or 0.0, bar, note)
+        note = "4 producers, 1,000 a commit, 75 bytes of payload each; queue entries / whole jobs"
+        yield self._against("bare_entries_vs_awa_jobs", "awa", lambda lap: lap.enqueue_per_s, ENQUEUE_BAR, note)
+        wal = [lap.wal_bytes for lap in self.ours]
+        note = "enqueue, claim and complete; an entry per frame, without jobs and bookings"
+        yield Figure("wal_bytes_per_entry", wal, bar=WAL_BAR, note=note)
+        yield from _laps("rota_bare", self.ours, OURS)
+        for name, settings in BY_POSTGRES.items():
+            if why_not := self.peers.why_not(name, KIND):
+                yield Figure(f"{name}_drain_per_s", [], note=f"not measured: {why_not}")
+            else:
+                note = f"{peers.version(name)}: {settings}; {self.chosen[name]}"
+                yield from _laps(name, self.theirs[name], note)
 
-    def _against(self, peer: str, what: str, bar: float, note: str) -> Figure:
-        if peer in self.absent:
-            return Figure(f"{what}_vs_{peer}", [], bar=bar, note=f"not measured: {self.absent[peer]}")
-        ratios = [
-            ours.drain_per_s / theirs.drain_per_s if what == "drain" else ours.fill_per_s / theirs.fill_per_s
-            for ours, theirs in zip(self.laps["rota"], self.laps[peer], strict=True)
-        ]
-        return Figure(f"{what}_vs_{peer}", ratios, bar=bar, higher_is_better=True, note=note)
+    def _against(self, figure: str, peer: str, rate: Rate, bar: float, note: str) -> Figure:
+        if why_not := self.peers.why_not(peer, KIND):
+            return Figure(figure, [], bar=bar, note=f"not measured: {why_not}")
+        ratios = [rate(ours) / rate(theirs) for ours, theirs in zip(self.ours, self.theirs[peer], strict=True)]
+        return Figure(figure, ratios, bar=bar, higher_is_better=True, note=note)
 
 
-class Contender:
-    """One contender's process. Its URL holds a password, so it is told on standard input."""
-
-    def __init__(self, name: str, process: asyncio.subprocess.Process, said: IO[bytes]) -> None:
-        self._name = name
-        self._process = process
-        self._said = said
-
-    async def ask(self, do: str, url: str, n: int = 0) -> float:
-        """Seconds that it took. Anything on its output that is no answer was printed by a library."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps({"do": do, "url": url, "n": n}).encode() + b"\n")
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async for line in self._process.stdout:
-                    if line.startswith(b'{"seconds"'):
-                        return float(json.loads(line)["seconds"])
-        except TimeoutError:
-            raise Stopped(f"{self._name} did not {do} within {ANSWER_TIMEOUT_S:.0f} s") from None
-        raise Stopped(f"{self._name} failed to {do}: {self._last_words()}")
-
-    async def end(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), END_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
-
-@asynccontextmanager
-async def started(name: str) -> AsyncIterator[Contender]:
-    python = sys.executable if name.startswith("rota") else str(peers.python())
-    path = os.pathsep.join(filter(None, (str(peers.ROOT), os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryFile() as said:
-        process = await asyncio.create_subprocess_exec(
-            *(python, "-m", f"bench.contenders.{name}"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=said,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        contender = Contender(name, process, said)
-        try:
-            yield contender
-        finally:
-            await contender.end()
-
-
-def made(name: str) -> str:
-    """The database with a contender's schema and nothing in it."""
-    return f"made_{name}"
+def _laps(name: str, laps: list[PeerLap], note: str) -> Iterator[Figure]:
+    yield Figure(f"{name}_drain_per_s", [lap.drain_per_s or 0.0 for lap in laps], note=note)
+    yield Figure(f"{name}_enqueue_per_s", [lap.enqueue_per_s for lap in laps])
+    yield Figure(f"{name}_wal_bytes", [lap.wal_bytes for lap in laps], note="per entry, from enqueue to end")
 
 
 async def race(server: Server, rounds: int, entries: dict[str, int]) -> Race:
-    found = Race()
-    for name in SETTINGS:
-        missing = None if name == "rota" else peers.absence(name)
-        if missing or (missing := await _prepare(server, name)):
-            found.absent[name] = missing
-            print(f"{name} takes no part: {missing}")
+    found = Race(PeerRace(server, tuple(BY_POSTGRES)))
+    await found.peers.prepare()
+    async with started("rota") as contender:
+        await contender.ask("prepare", await server.create(made("rota")))
+    for name in found.peers.runners(KIND):
+        candidates = [replace(shape, filled_first=True) for shape in shapes(name, AT_ONCE[name])]
+        load = Load(KIND, entries[name] // 2)
+        if chosen := await found.peers.choose(name, load, candidates, both_orders=False):
+            found.chosen[name] = chosen[0]
     for _ in range(rounds):
-        for name in [name for name in SETTINGS if name not in found.absent]:
-            try:
-                found.laps.setdefault(name, []).append(await _lap(server, name, entries[name]))
-            except Stopped as stopped:
-                if name == "rota":
-                    raise
-                found.absent[name] = str(stopped)
-                print(f"{name} takes no further part: {stopped}")
+        found.ours.append(await _bare_lap(server, entries["rota"]))
+        for name in found.peers.runners(KIND):
+            if lap := await found.peers.lap(name, Load(KIND, entries[name]), found.chosen[name]):
+                found.theirs.setdefault(name, []).append(lap)
     return found
 
 
-async def _prepare(server: Server, name: str) -> str | None:
-    """Why it cannot take part, or None."""
+async def _bare_lap(server: Server, n: int) -> PeerLap:
+    url = await server.create("lap", template=made("rota"))
     try:
-        async with started(name) as contender:
-            await contender.ask("prepare", await server.create(made(name)))
-    except Stopped as stopped:
-        if name == "rota":
-            raise
-        return str(stopped)
-    return None
-
-
-async def _lap(server: Server, name: str, n: int) -> Lap:
-    url = await server.create("lap", template=made(name))
-    try:
-        async with started(name) as contender:
+        async with started("rota") as contender:
             await server.checkpoint()
             before = await server.wal_bytes()
             fill_s = await contender.ask("fill", url, n)
-            filled = await server.wal_bytes()
             await server.checkpoint()
-            rested = await server.wal_bytes()
             drain_s = await contender.ask("drain", url, n)
-            drained = await server.wal_bytes()
+            wal_bytes = (await server.wal_bytes() - before) / n
     finally:
         await server.drop("lap")
-    return Lap(n / fill_s, n / drain_s, (filled - before + drained - rested) / n)
+    return PeerLap(n, fill_s, fill_s + drain_s, drain_s, wal_bytes)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench import peers
+from bench.contender_process import Stopped, made, started
 from bench.contenders.dbos_shape import SHAPE, STEPS, WIDTH
 from bench.e2e.deployment import POOL, SHOW, Broken, Farm, farm, prepare
 from bench.e2e.setup import Ground
-from bench.queue.race import Stopped, made, started
 from bench.report import Figure
 from bench.server import statement
 from rota.model.workflows.spec import StepSpec, WorkflowSpec
