@@ -106,9 +106,9 @@ def layer_of(n: int) -> Submission:
     return Submission(show=SHOW, topic=POOL, layers=(layer,), max_cores=PLENTY, max_gpus=PLENTY)
 
 
-def job_of(number: int) -> Submission:
+def job_of(number: int, task: str = "noop") -> Submission:
     """A job of one frame with a payload of its own."""
-    return Submission(show=SHOW, topic=POOL, layers=(LayerSpec(task="noop", input={"kwargs": body(number)}),))
+    return Submission(show=SHOW, topic=POOL, layers=(LayerSpec(task=task, input={"kwargs": body(number)}),))
 
 
 async def put_all(submitter: Submitter, submissions: Sequence[Submission]) -> list[UUID]:
@@ -165,9 +165,9 @@ class Farm:
 
         return await self.lap(n, put)
 
-    async def jobs(self, n: int) -> Lap:
+    async def jobs(self, n: int, task: str = "noop") -> Lap:
         """n jobs of one frame each, submitted as the peers are: several producers, many in a commit."""
-        submissions = [job_of(number) for number in range(n)]
+        submissions = [job_of(number, task) for number in range(n)]
         return await self.lap(n, lambda: put_all(self.submitter, submissions))
 
     async def lap(self, n: int, put: Callable[[], Awaitable[list[UUID]]]) -> Lap:
@@ -256,8 +256,11 @@ async def farm(
         opened = await Database.open(PostgresTarget(url=ground.postgres.url(database), pool_min=PRODUCERS))
         closing.push_async_callback(opened.close)
         names = ["server", *(f"server{number}" for number in range(2, servers + 1))]
-        started = {name: await closing.enter_async_context(_process(name, ground, env, "server")) for name in names}
-        started["worker"] = await closing.enter_async_context(_process("worker", ground, env, *_worker_words(slots)))
+        started = {
+            name: await closing.enter_async_context(rota_process(name, ground.folder, env, "server")) for name in names
+        }
+        worker = rota_process("worker", ground.folder, env, *_worker_words(slots))
+        started["worker"] = await closing.enter_async_context(worker)
         await until(lambda: _is_up(opened, started.values()), START_TIMEOUT_S, "the worker to be up")
         looking = await asyncpg.connect(ground.postgres.url(database), server_settings=BY_INDEX)
         closing.push_async_callback(looking.close)
@@ -280,12 +283,8 @@ def _worker_words(slots: int) -> tuple[str, ...]:
 
 
 def _environment(ground: Ground, database: str, marks: Path | None) -> dict[str, str]:
-    """A URL holds a password, so it goes where only we can read it. Settings of whoever runs this are left out."""
-    path = os.pathsep.join(filter(None, (str(peers.ROOT), os.environ.get("PYTHONPATH"))))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PYTHON"))}
-    return kept | {
-        "PYTHONPATH": path,
-        "PYTHONPYCACHEPREFIX": str(ground.folder / "compiled"),
+    """A URL holds a password, so it goes where only we can read it."""
+    return own_environment(ground.folder) | {
         "ROTA_POSTGRES_URL": ground.postgres.url(database),
         "ROTA_REDIS_URL": ground.redis_url(REDIS_DB),
         "ROTA_NATS_URL": ground.nats_url,
@@ -296,14 +295,22 @@ def _environment(ground: Ground, database: str, marks: Path | None) -> dict[str,
     }
 
 
+def own_environment(folder: Path) -> dict[str, str]:
+    """Of a process that finds this package, without the settings of the user who runs the benchmark."""
+    path = os.pathsep.join(filter(None, (str(peers.ROOT), os.environ.get("PYTHONPATH"))))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "PYTHON"))}
+    return kept | {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+
+
 @asynccontextmanager
-async def _process(
-    name: str, ground: Ground, env: dict[str, str], *words: str
+async def rota_process(
+    name: str, folder: Path, env: dict[str, str], *words: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    said = ground.folder / f"{name}.log"
+    """`rota WORDS`, started in `folder`, where its log is; it has ended when this returns."""
+    said = folder / f"{name}.log"
     with said.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "rota.cli", *words), cwd=ground.folder, env=env, stdout=file, stderr=file
+            *(sys.executable, "-P", "-m", "rota.cli", *words), cwd=folder, env=env, stdout=file, stderr=file
         )
     try:
         yield process

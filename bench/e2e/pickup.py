@@ -21,8 +21,8 @@ from bench.report import Figure
 from rota.model.jobs.submission import LayerSpec, Submission
 
 PER_S: Final = 100
-P50_BAR_MS: Final = 8.0
-P99_BAR_MS: Final = 30.0
+P50_BAR_MS: Final = 4.0
+P99_BAR_MS: Final = 10.0
 FIRST: Final = 20
 """Left out: connections and plans are made."""
 
