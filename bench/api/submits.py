@@ -34,7 +34,7 @@ LINES: Final = 2_000
 ENTRIES: Final = 1_000
 SINGLES_AT_ONCE: Final = 32
 PAYLOAD: Final = {"args": [{"scene": "shots/010/comp.blend", "pass": "beauty", "take": 7}], "kwargs": {}}
-JOB: Final = {"show": "film", "topic": "render", "layers": [{"task": "render", "input": PAYLOAD}]}
+LAYERS: Final = [{"task": "render", "input": PAYLOAD}]
 BULK_BAR: Final = 0.5
 
 
@@ -114,6 +114,8 @@ class Bench:
         app: Rota,
         connection: asyncpg.Connection[asyncpg.Record],
         sizes: Sizes,
+        *,
+        show: str = "film",
     ) -> None:
         self._database = database
         self._queue = Queue(database)
@@ -123,12 +125,18 @@ class Bench:
         self._sizes = sizes
         self._ids: list[UUID] = []
         self._render = app.task(name="render")(_render)
+        self._job = msgspec.json.encode({"show": show, "topic": "render", "layers": LAYERS})
 
     async def warm_up(self) -> None:
         await self._queue.ensure_queue("bench")
         await self._bulk(LINES)
         await self._singles(100)
         await self._render.submit({})
+
+    async def single_per_s(self, way: str, number: int) -> float:
+        """Jobs a second, each submitted on its own."""
+        ways = {"http_single": self._singles, "sdk_single": self._by_sdk, "transaction": self._in_transactions}
+        return await _rate(ways[way], number)
 
     async def round(self, found: Samples) -> None:
         sizes = self._sizes
@@ -153,12 +161,12 @@ class Bench:
         await _shared(PRODUCERS, number // ENTRIES, put)
 
     async def _bulk(self, number: int) -> None:
-        body = (msgspec.json.encode(JOB) + b"\n") * LINES
+        body = (self._job + b"\n") * LINES
         head = f"POST /api/v1/jobs/bulk HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode()
         await self._posted(PRODUCERS, number // LINES, head + body)
 
     async def _singles(self, number: int) -> None:
-        body = msgspec.json.encode(JOB)
+        body = self._job
         kind = "content-type: application/json\r\n"
         head = f"POST /api/v1/jobs HTTP/1.1\r\n{self._head}{kind}content-length: {len(body)}\r\n\r\n".encode()
         await self._posted(SINGLES_AT_ONCE, number, head + body)
