@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,17 @@ def absence(peer: str) -> str | None:
     if any(home().glob(f"lib/python*/site-packages/{name}")):
         return None
     return f"{_distribution(peer)} {version(peer)} is not installed: run `python -m bench setup`"
+
+
+def missing(wanted: Sequence[str]) -> str:
+    """Which of these peers are not installed, and how to get them; empty if none is."""
+    lacking = [f"{_distribution(peer)} {version(peer)}" for peer in wanted if absence(peer)]
+    if not lacking:
+        return ""
+    return (
+        f"{', '.join(lacking)}. `python -m bench setup` installs them in {home()} (a minute or two, from the package"
+        " index), --without-peers runs without them."
+    )
 
 
 def install() -> None:

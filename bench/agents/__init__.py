@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from bench import peers
 from bench.agents import fleet as agents_fleet
 from bench.agents import race, scripts
 from bench.e2e.setup import one_ground
 from bench.report import Report
+
+PEERS: Final = (race.PEERS_NAME,)
 
 
 def setup() -> None:

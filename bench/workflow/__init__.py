@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from bench import peers
 from bench.e2e.setup import one_ground
 from bench.report import Report
 from bench.workflow import race
 from bench.workflow import timers as workflow_timers
+
+PEERS: Final = (race.PEERS_NAME,)
 
 
 def setup() -> None:

@@ -1,7 +1,11 @@
-"""Peers of a benchmark: shapes they are tried in, and what counts as a finished lap."""
+"""Peers of a benchmark: shapes they are tried in, what counts as a finished lap, and peers that are not installed."""
+
+import subprocess
+import sys
 
 import pytest
 
+from bench import peers
 from bench.contender_process import Stopped
 from bench.contenders.marks import Marks
 from bench.peer_laps import Load, PeerLap, Shape, _Lap, best_shape, shapes, warm_jobs
@@ -108,3 +112,22 @@ async def test_lap_of_a_peer_that_does_not_complete_its_jobs_fails(lap, monkeypa
     _, running = lap(**trouble)
     with pytest.raises(Stopped, match=what):
         await running.filled_first(FakeServer())
+
+
+@pytest.fixture
+def no_peers(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROTA_BENCH_PEERS", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"), [("defaults", "dramatiq"), ("agents", "apscheduler"), ("queue", "awa-pg")]
+)
+def test_benchmark_without_its_peers_is_refused_at_once(no_peers, name, lacking):
+    done = subprocess.run([sys.executable, "-m", "bench", name], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert lacking in done.stderr
+    assert "python -m bench setup" in done.stderr
+
+
+def test_missing_peers_are_none_for_a_benchmark_that_compares_with_none(no_peers):
+    assert peers.missing(()) == ""
