@@ -26,7 +26,10 @@ BY_POSTGRES: Final = {
     "awa": "enqueue_many_copy; claim_batch_size 256, 1 claimer, uvloop",
     "procrastinate": "psycopg binary, uvloop, delete_jobs always",
 }
-BY_REDIS: Final = {"dramatiq": "enqueued one by one", "celery": "prefork, prefetch 64, results ignored; one by one"}
+BY_REDIS: Final = {
+    "dramatiq": "prefetch 64, enqueued one by one",
+    "celery": "prefork, prefetch 64, results ignored; one by one",
+}
 DATABASES: Final = {"dramatiq": 1, "celery": 2}
 """Each of them has a database of Redis for itself."""
 DATABASE: Final = "lap_of_peer"

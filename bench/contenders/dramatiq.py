@@ -1,7 +1,12 @@
-"""Dramatiq by Redis: processes of several threads, its default middleware, and AsyncIO for coroutine functions."""
+"""Dramatiq by Redis: processes of several threads, its default middleware, and AsyncIO for coroutine functions.
+
+Each process fetches 64 messages ahead, as Celery's do: with its default of two for each thread, two threads run a third
+to a quarter as many jobs a second.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import dramatiq  # type: ignore[import-not-found]
@@ -14,6 +19,7 @@ from bench.contenders.marks import mark
 from bench.contenders.serve import Body, fill_one_by_one_s, serve_peer
 from bench.contenders.workers import kind_of_worker, url_of_worker
 
+PREFETCH = 64
 UNACKNOWLEDGED = "dramatiq:default.msgs"
 """Messages that wait or run: one is removed when it is acknowledged."""
 
@@ -47,6 +53,7 @@ class Dramatiq:
         return fill_one_by_one_s(bodies, made_actor(url, kind).send)
 
     def commands(self, kind: str, processes: int, each: int) -> list[list[str]]:  # noqa: ARG002
+        os.environ["dramatiq_queue_prefetch"] = str(max(PREFETCH, 2 * each))  # noqa: SIM112  its spelling
         return [["dramatiq", "bench.contenders.dramatiq", "-p", str(processes), "-t", str(each)]]
 
     async def left(self, url: str) -> int:

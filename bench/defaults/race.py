@@ -18,9 +18,9 @@ BARS: Final = {"sync_vs_celery": 2.0, "sync_vs_dramatiq": 1.5, "async_vs_dramati
 """At `BAR_SLOTS`."""
 BAR_SLOTS: Final = 2
 EXPECTED_PER_S: Final = {
-    "async": {"dramatiq": 700, "pgqueuer": 8_000, "awa": 3_000, "procrastinate": 300},
-    "sync": {"celery": 500, "dramatiq": 800, "pgqueuer": 3_000, "awa": 1_500, "procrastinate": 300},
-    "command": {"celery": 200, "dramatiq": 300, "pgqueuer": 200, "awa": 150, "procrastinate": 100},
+    "async": {"dramatiq": 1_200, "pgqueuer": 8_000, "awa": 3_000, "procrastinate": 300},
+    "sync": {"celery": 500, "dramatiq": 1_500, "pgqueuer": 3_000, "awa": 1_500, "procrastinate": 300},
+    "command": {"celery": 500, "dramatiq": 500, "pgqueuer": 800, "awa": 200, "procrastinate": 300},
 }
 """Rates that a first short lap is sized by; peers without a rate do not run that kind."""
 
