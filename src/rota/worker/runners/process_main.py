@@ -125,17 +125,24 @@ class TaskProcessExecutor:
 @contextmanager
 def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]:
     """Applies the frame's environment; restores environment and working directory afterwards."""
-    saved = dict(os.environ)
+    saved = _environment()
     os.environ.update(call.env)
     os.environ.update(frame_variables(call.job, call.layer, call.frame, call.attempt, call.gpus, call.trace))
     try:
         yield
     finally:
-        for name in os.environ.keys() - saved.keys():
-            del os.environ[name]
-        os.environ.update(saved)
+        found = _environment()
+        for name in found.keys() - saved.keys():
+            del os.environb[name]
+        os.environb.update({name: value for name, value in saved.items() if found.get(name) != value})
         with suppress(OSError):
             os.chdir(folder)
+
+
+def _environment() -> dict[bytes, bytes]:
+    """A copy of what `os.environb` holds. Copying the mapping itself decodes every name: a tenth of a short frame."""
+    held: dict[bytes, bytes] = os.environb._data  # type: ignore[attr-defined]
+    return held.copy()
 
 
 def create_handler(
