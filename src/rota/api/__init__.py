@@ -6,6 +6,7 @@
 | `admin` | API keys, the ledger, dead letters |
 | `agents` | agents, their runs and backfills |
 | `logs` | log chunks with their offsets |
+| `submission` | independent submissions in one request |
 | `workflows` | workflow definitions, runs, sagas |
 | `explanation`, `run_explanation` | why a job or a run waits, or how it ended |
 

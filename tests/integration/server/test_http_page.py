@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 REFUSED = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 EXPECTED = (
     *('"state":"SUCCEEDED"', "hello\n", '"items":[{"job":', '"labels":{"shot":"2"}', '"sentence":', '"queue":"film/'),
-    *('"frames":3', '"max_jobs":100', '"text":"rota_'),
+    *('"items":[{"result":{"job":', '"frames":3', '"max_jobs":100', '"text":"rota_'),
 )
 
 

@@ -1,7 +1,9 @@
-"""Jobs: submit (singly or in bulk), list, read, wait, cancel, retry, remediate, explain."""
+"""Jobs: submit (singly, in bulk or in a batch), list, read, wait, cancel, retry, remediate, explain."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -9,21 +11,24 @@ from litestar import Controller, get, post
 from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from rota.api.explanation import JobExplanation
+from rota.api.submission import SubmitBatchAnswer, SubmitBatchItem, SubmitBatchReply, SubmitBatchRequest, SubmitProblem
 from rota.engine.queries.jobs import JobSummary, JobView
 from rota.engine.submission.submitter import validate_decoded
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.telemetry import tracing
 from rota.model.access import Actor, Role, require_submit_role
-from rota.model.errors import Forbidden, InvalidInput
+from rota.model.errors import Forbidden, InvalidInput, RotaError
 from rota.model.ids import JobId, parse_id
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import ResubmitResult, Submission, SubmitResult
 from rota.server.http.bulk_body import BULK_BYTES_MAX, read_submissions
 from rota.server.http.codec import ApiRequest
+from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.job_filter import parse_filter
 from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
 from rota.server.http.permissions import Deps, requires
+from rota.server.http.problem_details import ProblemResponse, response_for_defect, response_for_error
 from rota.server.http.visibility import JobPath, check_dependencies_visible, redact_explanation, visible_job
 
 BULK_MAX: Final = 10_000
@@ -91,6 +96,13 @@ class JobRoutes(Controller):
         await check_dependencies_visible(request.user, deps, submissions)
         return BulkSubmitReply(await deps.submitter.write(validate_decoded(submissions)))
 
+    @post("/batch", opt=requires(Role.SUBMITTER, "somewhere"))
+    async def submit_batch(
+        self, request: ApiRequest, data: JSONBody[SubmitBatchRequest], deps: Deps
+    ) -> SubmitBatchReply:
+        """Submit up to a thousand jobs that do not depend on each other's success: each has its own answer."""
+        return SubmitBatchReply(await submit_items(request.user, deps, data.items))
+
     @get(opt=requires(Role.VIEWER, "somewhere"))
     async def find_jobs(
         self,
@@ -155,6 +167,40 @@ class JobRoutes(Controller):
         """Explain why a job is not running: reasons, most important first, with remedies."""
         found = await visible_job(request.user, deps, job)
         return redact_explanation(request.user, await deps.explainer.explain(found.id, layer=layer))
+
+
+async def submit_items(
+    actor: Actor, deps: HttpDependencies, items: Sequence[SubmitBatchItem]
+) -> list[SubmitBatchAnswer]:
+    return await asyncio.gather(*(_submit_item(actor, deps, item) for item in items))
+
+
+async def _submit_item(actor: Actor, deps: HttpDependencies, item: SubmitBatchItem) -> SubmitBatchAnswer:
+    """What a request with this submission alone would do. Runs in a task of its own, so the trace is only its own."""
+    if tracing.is_enabled() and item.trace:
+        tracing.attach(item.trace)
+    try:
+        require_submit_role(actor, item.submission)
+        submission = _with_principal(item.submission, actor)
+        await check_dependencies_visible(actor, deps, [submission])
+        return SubmitBatchAnswer(result=await deps.together.submit(submission))
+    except RotaError as error:
+        return _refusal(response_for_error(error))
+    except Exception as error:  # noqa: BLE001 - logged and answered, as the handler of a single submission does
+        return _refusal(response_for_defect(error))
+
+
+def _refusal(answer: ProblemResponse) -> SubmitBatchAnswer:
+    problem = answer.problem
+    return SubmitBatchAnswer(
+        problem=SubmitProblem(
+            status=problem.status,
+            code=problem.code,
+            detail=problem.detail,
+            facts=problem.facts,
+            retry_after_s=float(answer.headers.get("retry-after", 0)),
+        )
+    )
 
 
 def _continue_trace(request: ApiRequest) -> None:
