@@ -31,6 +31,8 @@ class Proxy:
         self._refusal = b""
         self.refused = 0
         """Commands that were refused so far."""
+        self.cuts = 0
+        """Connections that were refused so far."""
         self.delay_s = 0.0
         self.host = "127.0.0.1"
         self.port = 0
@@ -94,6 +96,7 @@ class Proxy:
 
     async def _accept(self, reader, writer):
         if self._mode is Mode.CUT:
+            self.cuts += 1
             writer.transport.abort()
             return
         ends = self._links[asyncio.current_task()] = [writer]

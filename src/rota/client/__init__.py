@@ -3,6 +3,7 @@
 | module | subject |
 |---|---|
 | `http` | requests, retries, timeouts, streams |
+| `coalescer` | concurrent single submissions in one request |
 | `errors` | API errors as exceptions |
 | `discovery`, `connections` | the endpoint, and one transport per event loop |
 | `transport`, `jobs` | the interface the SDK needs for jobs, and its HTTP implementation |

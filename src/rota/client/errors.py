@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rota.api.submission import SubmitProblem
 from rota.infra.telemetry.redaction import redact_text
 from rota.model.errors import (
     Forbidden,
@@ -40,6 +41,11 @@ def error_from_response(status: int, media_type: str, body: bytes) -> RotaError:
         problem = msgspec.json.decode(body, type=ApiProblem)
     except (msgspec.DecodeError, UnicodeError):
         return _error_class(status)(_unrecognized_answer(status, media_type, body), status=status)
+    return error_from_problem(status, problem)
+
+
+def error_from_problem(status: int, problem: ApiProblem | SubmitProblem) -> RotaError:
+    """The exception for a problem document."""
     kind = _BY_CODE.get(problem.code, _error_class(status))
     facts = {name: value for name, value in problem.facts.items() if name.isidentifier() and name != "sentence"}
     error = kind(problem.detail, **{**facts, "status": status})

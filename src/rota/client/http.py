@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 from itertools import count
@@ -62,7 +62,9 @@ class StreamIdle(Unavailable):
     """No data on a stream for `READ_TIMEOUT_S`."""
 
 
-class _FailedAttempt(msgspec.Struct, frozen=True):
+class FailedAttempt(msgspec.Struct, frozen=True):
+    """An attempt that may succeed when it is repeated."""
+
     error: RotaError
     undone: bool
     """The request certainly had no effect."""
@@ -101,19 +103,63 @@ class HttpClient:
     ) -> T:
         """Sends a request. `idempotent`: it may be repeated; `wait_s`: requested long-poll time."""
         content = None if body is msgspec.UNSET else encode_body(body)
-        until = self._clock.monotonic() + (self._retry_budget_s if retry_budget_s is None else retry_budget_s)
-        for attempt in count(1):
-            answer = await self._attempt(method, path, query, content, wait_s)
-            if isinstance(answer, httpx.Response):
-                return decode_response(kind, answer)
+
+        async def attempt() -> T | FailedAttempt:
+            answer = await self.attempt(method, path, query=query, content=content, wait_s=wait_s)
+            return answer if isinstance(answer, FailedAttempt) else decode_response(kind, answer)
+
+        return await self.retry(attempt, idempotent=idempotent, budget_s=retry_budget_s)
+
+    async def retry(
+        self,
+        attempt: Callable[[], Awaitable[T | FailedAttempt]],
+        *,
+        idempotent: bool,
+        budget_s: float | None = None,
+    ) -> T:
+        """The first attempt that does not fail. `idempotent`: it may be repeated though it may have had an effect."""
+        until = self._clock.monotonic() + (self._retry_budget_s if budget_s is None else budget_s)
+        for number in count(1):
+            answer = await attempt()
+            if not isinstance(answer, FailedAttempt):
+                return answer
             if not (idempotent or answer.undone):
                 raise answer.error
-            pause = max(answer.pause_s, RETRY_BACKOFF.pause_s(attempt, random.random()))  # noqa: S311 - no secret
+            pause = max(answer.pause_s, RETRY_BACKOFF.pause_s(number, random.random()))  # noqa: S311 - no secret
             if self._clock.monotonic() + pause > until:
                 raise answer.error
             await self._clock.sleep(pause)
             self._rediscover()
         raise AssertionError  # unreachable: count() is infinite
+
+    async def attempt(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        content: bytes | None = None,
+        wait_s: float = 0.0,
+        trace: Mapping[str, str] | None = None,
+    ) -> httpx.Response | FailedAttempt:
+        """Sends a request once; raises what an attempt cannot change. `trace`: by default the caller's."""
+        try:
+            answer = await self._send(
+                method, path, query, content, wait_s, tracing.inject() if trace is None else trace
+            )
+        except _NOT_SENT_ERRORS as error:
+            return FailedAttempt(self._unavailable(error), undone=True)
+        except (httpx.RequestError, TimeoutError) as error:
+            return FailedAttempt(self._unavailable(error, " and the outcome of the request is unknown"), undone=False)
+        if answer.is_success:
+            return answer
+        if not is_transient(answer.status_code):
+            raise _response_error(answer)
+        return FailedAttempt(
+            _response_error(answer),
+            undone=answer.status_code == _TOO_MANY_REQUESTS,
+            pause_s=parse_retry_after(answer.headers.get("retry-after", "")),
+        )
 
     async def long_poll(self, path: str, kind: type[T], within_s: float, is_done: Callable[[T], bool]) -> T:
         """Returns the answer once `is_done` holds for it, or after at most `within_s`.
@@ -164,28 +210,14 @@ class HttpClient:
         for each in guards:
             await each.aclose()
 
-    async def _attempt(
-        self, method: str, path: str, query: Mapping[str, object] | None, content: bytes | None, wait_s: float
-    ) -> httpx.Response | _FailedAttempt:
-        try:
-            answer = await self._send(method, path, query, content, wait_s)
-        except _NOT_SENT_ERRORS as error:
-            return _FailedAttempt(self._unavailable(error), undone=True)
-        except (httpx.RequestError, TimeoutError) as error:
-            return _FailedAttempt(self._unavailable(error, " and the outcome of the request is unknown"), undone=False)
-        if answer.is_success:
-            return answer
-        if answer.status_code not in _TRANSIENT_STATUSES:
-            raise _response_error(answer)
-        undone = answer.status_code == _TOO_MANY_REQUESTS
-        return _FailedAttempt(
-            _response_error(answer),
-            undone=undone,
-            pause_s=parse_retry_after(answer.headers.get("retry-after", "")),
-        )
-
     async def _send(
-        self, method: str, path: str, query: Mapping[str, object] | None, content: bytes | None, wait_s: float
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        content: bytes | None,
+        wait_s: float,
+        trace: Mapping[str, str],
     ) -> httpx.Response:
         client = await self._ensure_client()
         async with asyncio.timeout(REQUEST_TIMEOUT_S + wait_s):
@@ -194,7 +226,7 @@ class HttpClient:
                 API_PREFIX + path,
                 params=_params(query),
                 content=content,
-                headers=tracing.inject() | ({"content-type": MSGPACK_MEDIA_TYPE} if content is not None else {}),
+                headers={**trace, **({"content-type": MSGPACK_MEDIA_TYPE} if content is not None else {})},
                 timeout=httpx.Timeout(
                     READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S + wait_s, pool=POOL_TIMEOUT_S
                 ),
@@ -222,6 +254,11 @@ class HttpClient:
         )
         unavailable.__cause__ = error
         return unavailable
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed later."""
+    return status in _TRANSIENT_STATUSES
 
 
 def encode_body(body: object) -> bytes:

@@ -1,7 +1,8 @@
 """`Transport` over the HTTP API.
 
-A submission whose reply is lost is retried under the same idempotency key, so it never creates two jobs. Waiting uses
-long polls. Log and event streams resume where they were after a disconnect.
+A submission whose reply is lost is retried under the same idempotency key, so it never creates two jobs. Single
+submissions that are made at the same time share a request (`rota.client.coalescer`). Waiting uses long polls. Log and
+event streams resume where they were after a disconnect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from rota.api.explanation import JobExplanation
 from rota.api.logs import LogBytes
+from rota.client.coalescer import SubmissionCoalescer
 from rota.client.events import follow_events
 from rota.client.http import HttpClient, StreamIdle
 from rota.client.transport import FrameResult, LogSource
@@ -73,11 +75,12 @@ class FrameResultPage(msgspec.Struct):
 class HttpTransport:
     def __init__(self, http: HttpClient) -> None:
         self.http = http
+        self._coalescer = SubmissionCoalescer(http)
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         keyed = [each if each.idempotency_key else _with_idempotency_key(each) for each in submissions]
         if len(keyed) == 1:
-            answers = [await self.http.call("POST", "/jobs", SubmitResult, idempotent=True, body=keyed[0])]
+            answers = [await self._coalescer.submit(keyed[0])]
         else:
             answers = (await self.http.call("POST", "/jobs/bulk", BulkSubmitReply, idempotent=True, body=keyed)).items
         # An existing job under a generated key is the result of an attempt whose reply was lost.
