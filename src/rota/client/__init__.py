@@ -2,7 +2,8 @@
 
 | module | subject |
 |---|---|
-| `http` | requests, retries, timeouts, streams |
+| `http` | retries, timeouts, streams, decoding |
+| `endpoint_client`, `connection_pool`, `connection` | requests to one endpoint, its connections |
 | `coalescer` | concurrent single submissions in one request |
 | `errors` | API errors as exceptions |
 | `discovery`, `connections` | the endpoint, and one transport per event loop |

@@ -205,7 +205,7 @@ class SubmissionCoalescer:
             answer = await self._http.attempt("POST", "/jobs/batch", content=encode_body(batch), trace={})
             if isinstance(answer, FailedAttempt):
                 return [msgspec.structs.replace(answer, error=_copied(answer.error)) for _ in entries]
-            items = decode_response(SubmitBatchReply, answer).items
+            items = decode_response(SubmitBatchReply, answer, "POST", "/jobs/batch").items
         except Exception as error:  # noqa: BLE001 - each is sent alone and gets an error of its own
             if isinstance(error, RotaError) and error.facts.get("status") in _BATCH_UNKNOWN:
                 self._single_until_s = asyncio.get_running_loop().time() + BATCH_REFUSED_S
@@ -218,7 +218,9 @@ class SubmissionCoalescer:
     async def _send_single(self, body: bytes, trace: dict[str, str]) -> _Answer:
         try:
             answer = await self._http.attempt("POST", "/jobs", content=body, trace=trace)
-            return answer if isinstance(answer, FailedAttempt) else decode_response(SubmitResult, answer)
+            return (
+                answer if isinstance(answer, FailedAttempt) else decode_response(SubmitResult, answer, "POST", "/jobs")
+            )
         except Exception as error:  # noqa: BLE001 - raised in the caller's task
             return error
 

@@ -1,4 +1,4 @@
-"""Requests to the HTTP API, msgpack-encoded both ways, over one connection pool; every request is bounded in time.
+"""Requests to the HTTP API, msgpack-encoded both ways, over persistent connections; every request is bounded in time.
 
 - At most once, unless idempotent. After a failure only `idempotent` requests are repeated: reads, assignments of a
   value, submissions with an idempotency key. Others are repeated only if they certainly had no effect: not sent, or
@@ -6,24 +6,24 @@
 - Retries back off exponentially and honour `Retry-After`. After `RETRY_BUDGET_S` the last error is raised.
 - The API key is sent only to the endpoint it was discovered with: redirects are not followed, and no repr or log
   contains it. When the API is unreachable the endpoint is resolved again: a restarted `rota up` may use another port.
-- Unclosed connections are closed with the event loop: each pool is owned by an async generator, which the loop closes.
+- Unclosed connections are closed with the event loop: an async generator, which the loop closes, owns those of each
+  endpoint.
 - An error response is raised as the exception with its code (`rota.client.errors`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from ipaddress import ip_address
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import httpx
 import msgspec
 
+from rota.client.connection import HttpResponse, NotSentError, RequestError
+from rota.client.connection_pool import PoolLimits
+from rota.client.endpoint_client import API_PREFIX, EndpointClient
 from rota.client.errors import error_from_response, parse_retry_after
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.telemetry import tracing
@@ -31,9 +31,10 @@ from rota.local.api_key import ApiEndpoint
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, InvalidSetting, RotaError, Unavailable
 
+if TYPE_CHECKING:
+    import httpx
+
 T = TypeVar("T")
-API_PREFIX: Final = "/api/v1"
-MSGPACK_MEDIA_TYPE: Final = "application/msgpack"
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
 """Between two chunks of a response, in addition to the long-poll time."""
@@ -55,7 +56,6 @@ STREAM_FAILURES_MAX: Final = 20
 _DECODERS: Final[dict[Any, msgspec.msgpack.Decoder[Any]]] = {}
 _TOO_MANY_REQUESTS: Final = 429
 _TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
-_NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class StreamIdle(Unavailable):
@@ -81,10 +81,10 @@ class HttpClient:
         self._clock = clock or SystemClock()
         self._retry_budget_s = RETRY_BUDGET_S if retry_budget_s is None else retry_budget_s
         self._endpoint: ApiEndpoint | None = None
-        self._client: httpx.AsyncClient | None = None
+        self._client: EndpointClient | None = None
         self._waiting = 0
         self._guards: list[AsyncGenerator[None, None]] = []
-        """The pool, and pools of former endpoints, which other calls may still use."""
+        """Of the endpoint, and of former ones, which other calls may still use."""
 
     def __repr__(self) -> str:
         return f"<connection to {self._endpoint.url if self._endpoint else 'no endpoint yet'}>"
@@ -106,7 +106,7 @@ class HttpClient:
 
         async def attempt() -> T | FailedAttempt:
             answer = await self.attempt(method, path, query=query, content=content, wait_s=wait_s)
-            return answer if isinstance(answer, FailedAttempt) else decode_response(kind, answer)
+            return answer if isinstance(answer, FailedAttempt) else decode_response(kind, answer, method, path)
 
         return await self.retry(attempt, idempotent=idempotent, budget_s=retry_budget_s)
 
@@ -141,23 +141,31 @@ class HttpClient:
         content: bytes | None = None,
         wait_s: float = 0.0,
         trace: Mapping[str, str] | None = None,
-    ) -> httpx.Response | FailedAttempt:
+    ) -> HttpResponse | FailedAttempt:
         """Sends a request once; raises what an attempt cannot change. `trace`: by default the caller's."""
+        client = await self._ensure_client()
         try:
-            answer = await self._send(
-                method, path, query, content, wait_s, tracing.inject() if trace is None else trace
+            answer = await client.request(
+                method,
+                path,
+                query=query,
+                content=content,
+                trace=tracing.inject() if trace is None else trace,
+                read_timeout_s=READ_TIMEOUT_S + wait_s,
+                timeout_s=REQUEST_TIMEOUT_S + wait_s,
             )
-        except _NOT_SENT_ERRORS as error:
+        except NotSentError as error:
             return FailedAttempt(self._unavailable(error), undone=True)
-        except (httpx.RequestError, TimeoutError) as error:
+        except (RequestError, TimeoutError) as error:
             return FailedAttempt(self._unavailable(error, " and the outcome of the request is unknown"), undone=False)
         if answer.is_success:
             return answer
-        if not is_transient(answer.status_code):
-            raise _response_error(answer)
+        error_response = _response_error(answer.status, answer.headers, answer.content)
+        if not is_transient(answer.status):
+            raise error_response
         return FailedAttempt(
-            _response_error(answer),
-            undone=answer.status_code == _TOO_MANY_REQUESTS,
+            error_response,
+            undone=answer.status == _TOO_MANY_REQUESTS,
             pause_s=parse_retry_after(answer.headers.get("retry-after", "")),
         )
 
@@ -185,12 +193,14 @@ class HttpClient:
         self, path: str, *, query: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx.Response]:
         """A streamed response. Failures raise Unavailable; resume after `pause`, or immediately after StreamIdle."""
+        import httpx
+
         client = await self._ensure_client()
         try:
-            async with client.stream("GET", API_PREFIX + path, params=_params(query), headers=headers) as answer:
+            async with client.stream(path, query=query, headers=headers) as answer:
                 if not answer.is_success:
                     await answer.aread()
-                    raise _response_error(answer)
+                    raise _response_error(answer.status_code, answer.headers, answer.content)
                 yield answer
         except httpx.ReadTimeout as error:
             raise StreamIdle(f"Rota sent nothing for {READ_TIMEOUT_S:g} s.") from error
@@ -210,32 +220,10 @@ class HttpClient:
         for each in guards:
             await each.aclose()
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None,
-        content: bytes | None,
-        wait_s: float,
-        trace: Mapping[str, str],
-    ) -> httpx.Response:
-        client = await self._ensure_client()
-        async with asyncio.timeout(REQUEST_TIMEOUT_S + wait_s):
-            return await client.request(
-                method,
-                API_PREFIX + path,
-                params=_params(query),
-                content=content,
-                headers={**trace, **({"content-type": MSGPACK_MEDIA_TYPE} if content is not None else {})},
-                timeout=httpx.Timeout(
-                    READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S + wait_s, pool=POOL_TIMEOUT_S
-                ),
-            )
-
-    async def _ensure_client(self) -> httpx.AsyncClient:
+    async def _ensure_client(self) -> EndpointClient:
         if self._client is None:
             self._endpoint = self._resolve()
-            self._client = _build_client(self._endpoint)
+            self._client = EndpointClient(self._endpoint, _pool_limits(), READ_TIMEOUT_S)
             self._guards.append(_client_guard(self._client))
             await anext(self._guards[-1])
         return self._client
@@ -268,12 +256,12 @@ def encode_body(body: object) -> bytes:
         raise InvalidInput(f"The request cannot be encoded: {str(error)[:300].rstrip('.')}.") from error
 
 
-def decode_response(kind: type[T], answer: httpx.Response) -> T:
+def decode_response(kind: type[T], answer: HttpResponse, method: str, path: str) -> T:
     try:
         return _decoder(kind).decode(answer.content)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise RotaError(
-            f"{answer.request.method} {answer.request.url.path} returned an answer that this version of Rota cannot"
+            f"{method} {API_PREFIX}{path} returned an answer that this version of Rota cannot"
             f" decode ({str(error)[:200]}): use the SDK version of the server."
         ) from error
 
@@ -284,53 +272,22 @@ def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     return _DECODERS[kind]
 
 
-def _build_client(endpoint: ApiEndpoint) -> httpx.AsyncClient:
-    url = httpx.URL(endpoint.url)
-    is_local = _is_loopback(url.host)
-    return httpx.AsyncClient(
-        base_url=endpoint.url,
-        headers={"authorization": f"Bearer {endpoint.key}", "accept": MSGPACK_MEDIA_TYPE, "user-agent": "rota-sdk"},
-        limits=httpx.Limits(
-            max_connections=CONNECTIONS_MAX,
-            max_keepalive_connections=IDLE_CONNECTIONS_MAX,
-            keepalive_expiry=KEEPALIVE_S,
-        ),
-        timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=POOL_TIMEOUT_S),
-        # A proxy from the environment cannot reach this host's loopback addresses.
-        trust_env=not is_local,
-        verify=_tls_verification(url, is_local=is_local),
+def _pool_limits() -> PoolLimits:
+    return PoolLimits(
+        connections_max=CONNECTIONS_MAX,
+        idle_max=IDLE_CONNECTIONS_MAX,
+        keepalive_s=KEEPALIVE_S,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        line_timeout_s=POOL_TIMEOUT_S,
     )
 
 
-def _tls_verification(url: httpx.URL, *, is_local: bool) -> ssl.SSLContext | bool:
-    """The system's trust store, or SSL_CERT_FILE.
-
-    Plain HTTP on loopback never uses TLS, not even to a proxy, so certificates (20 ms) are not loaded.
-    """
-    if url.scheme == "https":
-        return ssl.create_default_context()
-    return not (is_local and url.scheme == "http")
-
-
-async def _client_guard(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+async def _client_guard(client: EndpointClient) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        await client.aclose()
+        await client.close()
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _response_error(answer: httpx.Response) -> RotaError:
-    return error_from_response(answer.status_code, answer.headers.get("content-type", ""), answer.content)
-
-
-def _params(query: Mapping[str, object] | None) -> dict[str, str]:
-    """Omits None; booleans as in JSON."""
-    present = {name: value for name, value in (query or {}).items() if value is not None}
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in present.items()}
+def _response_error(status: int, headers: Mapping[str, str], content: bytes) -> RotaError:
+    return error_from_response(status, headers.get("content-type", ""), content)

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+import uvloop
 
 from rota import NotEnded, Rota
 from rota.client.discovery import endpoint_resolver
@@ -163,15 +164,20 @@ async def test_api_key_is_never_shown_and_not_sent_to_redirect_targets(caplog):
         caplog.set_level(logging.DEBUG, logger)
     async with (
         answering(answer(body=5)) as other,
-        answering(answer(302, b"", location=f"{other.url}/api/v1/jobs"), problem(401, "unauthenticated")) as server,
+        answering(
+            answer(302, b"", location=f"{other.url}/api/v1/jobs"), problem(401, "unauthenticated"), event_stream()
+        ) as server,
     ):
         client = http_client(server)
         for kind in (RotaError, Unauthenticated):
             with pytest.raises(kind) as raised:
                 await client.call("GET", "/jobs", int, **IDEMPOTENT)
             assert KEY not in repr((raised.value, raised.value.facts, client, vars(client)))
+        async with client.stream("/events") as stream:
+            assert stream.is_success
         await client.close()
     assert other.requests == []
+    assert {each.headers["authorization"] for each in server.requests} == {f"Bearer {KEY}"}
     assert KEY[-20:] not in caplog.text
     assert caplog.records, "something was logged"
 
@@ -287,4 +293,38 @@ async def test_log_chunks_are_decoded_whole_and_delivered_as_they_arrive():
 def test_importing_rota_loads_neither_the_client_nor_the_engine():
     code = "import sys, rota; rota.Rota().task(len); print({name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
-    assert not {"httpx", "asyncpg", "litestar", "redis", "nats", "grpc", "rich"} & set(re.findall(r"\w+", loaded))
+    assert not {"httpx", "httptools", "asyncpg", "litestar", "redis", "nats", "grpc", "rich"} & set(
+        re.findall(r"\w+", loaded)
+    )
+
+
+def test_calls_need_no_httpx():
+    code = """
+import asyncio, sys
+from rota.client.http import HttpClient
+from rota.local.api_key import ApiEndpoint
+from rota.model.errors import Unavailable
+
+async def call():
+    client = HttpClient(lambda: ApiEndpoint("http://127.0.0.1:1", "k"), retry_budget_s=0)
+    try:
+        await client.call("GET", "/jobs", int, idempotent=True)
+    except Unavailable:
+        print("unavailable", "httpx" in sys.modules)
+
+asyncio.run(call())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "unavailable False\n"
+
+
+def test_client_works_on_uvloop():
+    async def program():
+        async with answering(answer(body=5)) as server:
+            client = HttpClient(lambda: ApiEndpoint(server.url.replace("127.0.0.1", "localhost"), KEY))
+            found = await asyncio.gather(*(client.call("GET", "/jobs", int, **IDEMPOTENT) for _ in range(10)))
+            found.append(await client.call("GET", "/jobs", int, **IDEMPOTENT))
+            await client.close()
+        return found
+
+    assert uvloop.run(program()) == [5] * 11
