@@ -22,7 +22,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b{}-01"
 @pytest.fixture
 async def farm(database_url, redis_url, nats_url, bus_prefix):
     async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
-        for show in ("film", "zebra"):
+        for show in ("film", "zebra", "hidden"):
             await farm.show(show)
         yield farm
 
@@ -53,6 +53,7 @@ def as_batch_item(answer):
 async def test_each_submission_is_answered_as_if_sent_alone(farm, api):
     client = await api.client((Role.SUBMITTER, "film"), (Role.VIEWER, "zebra"))
     foreign = str(await farm.submit("noop", show="zebra"))
+    hidden = str(await farm.submit("noop", show="hidden"))
     missing = "00000000-0000-0000-0000-000000000001"
     await batch(client, a_job("echo", idempotency_key="used"))
     refused = [
@@ -62,6 +63,7 @@ async def test_each_submission_is_answered_as_if_sent_alone(farm, api):
         a_job(principal="somebody"),
         a_job(folder="nowhere"),
         a_job(after=[missing]),
+        a_job(after=[hidden]),
         a_job(layer={"cores": -1}),
         a_job(layer={"frames": "1-"}),
         a_job(labels={"approval_by": "me"}),

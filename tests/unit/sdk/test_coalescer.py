@@ -138,6 +138,38 @@ async def test_full_batch_does_not_wait_for_the_request_under_way(api, transport
     await first
 
 
+async def test_requests_under_way_are_limited(api, transport, monkeypatch):
+    monkeypatch.setattr(coalescer, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(coalescer, "HOLD_S", 0.0)
+    gates = [asyncio.Event(), asyncio.Event()]
+    api.faults = list(gates)
+    tasks = submitting(transport, "n0")
+    await until(lambda: api.batches == [["n0"]], what="the first request")
+    tasks += submitting(transport, "n1")
+    await until(lambda: api.batches == [["n0"], ["n1"]], what="the second request")
+    tasks += submitting(transport, "n2", "n3")
+    await asyncio.sleep(0)
+    await until(lambda: transport._coalescer._hold is None, what="the end of the hold time")
+    assert (len(transport._coalescer._requests), len(api.batches)) == (2, 2)
+    gates[0].set()
+    assert await tasks[0] == api.job_named("n0")
+    await asyncio.gather(*tasks[2:])
+    assert api.batches == [["n0"], ["n1"], ["n2", "n3"]]
+    gates[1].set()
+    await tasks[1]
+
+
+async def test_request_that_is_cancelled_from_outside_is_repeated(api, transport):
+    gate = asyncio.Event()
+    api.faults = [gate]
+    both = submitting(transport, "a", "b")
+    await until(lambda: api.batches == [["a", "b"]], what="the request")
+    [request] = [task for task in asyncio.all_tasks() if task.get_name() == "submit"]
+    request.cancel()
+    assert await asyncio.gather(*both) == [api.job_named("a"), api.job_named("b")]
+    gate.set()
+
+
 async def test_refused_submission_gets_its_own_error_and_harms_no_other(api, transport):
     names = [REFUSED + "-a", "good", REFUSED + "-b"]
     a, good, b = await asyncio.gather(*submitting(transport, *names), return_exceptions=True)

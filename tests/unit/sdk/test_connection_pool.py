@@ -297,6 +297,36 @@ async def test_unasked_data_ends_the_connection():
         assert [(await get(pool)).content for _ in range(2)] == [b"ok", b"ok"]
 
 
+async def test_data_on_an_idle_connection_closes_it():
+    asked = asyncio.Event()
+
+    async def handle(reader, writer, _number):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await asked.wait()
+        writer.write(OK)
+        await reader.read()
+
+    async with pool_of(handle) as pool:
+        await get(pool)
+        [connection] = pool._idle
+        asked.set()
+        await until(lambda: connection.is_closed, what="the end of the connection")
+
+
+async def test_connection_that_the_server_wants_closed_is_not_used_again():
+    connections = []
+
+    async def handle(reader, writer, number):
+        connections.append(number)
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+
+    async with pool_of(handle) as pool:
+        assert [(await get(pool)).content for _ in range(2)] == [b"ok", b"ok"]
+    assert connections == [1, 2]
+
+
 async def test_connection_closed_by_the_server_while_the_loop_was_busy_is_not_used():
     """The loop has not read the end yet. A request that must not be repeated would be lost otherwise."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -312,7 +342,7 @@ async def test_connection_closed_by_the_server_while_the_loop_was_busy_is_not_us
             connection.close()
             closed.set()
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     async with pool_to(listener.getsockname()[1]) as pool:
         await get(pool)
