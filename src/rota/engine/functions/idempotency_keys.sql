@@ -1,13 +1,19 @@
+-- Those of the keys that other jobs have. The lookup is a subquery of its own, for each key: a join that was planned while
+-- the table was tiny would read all of it.
 CREATE OR REPLACE FUNCTION rota.job_keys_known(shows uuid[], keys text[], jobs uuid[], digests bytea[])
 RETURNS SETOF rota.job_unwritten
-LANGUAGE sql VOLATILE AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  RETURN QUERY
   SELECT given.at::integer, CASE WHEN k.digest = given.digest THEN 'already' ELSE 'conflict' END, k.pk_job,
          coalesce((SELECT j.state FROM rota.job j WHERE j.pk_job = k.pk_job),
                   (SELECT d.state FROM rota.job_done d WHERE d.pk_job = k.pk_job LIMIT 1))
   FROM unnest(shows, keys, jobs, digests) WITH ORDINALITY AS given (pk_show, key, pk_job, digest, at)
-  JOIN rota.idempotency_key k ON k.pk_show = given.pk_show AND k.key = given.key
-  WHERE k.pk_job <> given.pk_job
-$$;
+  CROSS JOIN LATERAL (
+    SELECT k.pk_job, k.digest FROM rota.idempotency_key k WHERE k.pk_show = given.pk_show AND k.key = given.key OFFSET 0
+  ) AS k
+  WHERE k.pk_job <> given.pk_job;
+END $$;
 
 -- Takes idempotency keys, and reports those taken before: by the same submission ('already') or another one
 -- ('conflict', and then none is taken). Waits for a key that a concurrent transaction is taking.

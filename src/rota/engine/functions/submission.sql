@@ -106,7 +106,8 @@ BEGIN
 END $$;
 
 -- The rows of jobs and layers. Values shared by many are passed once (`h_` for jobs, `k_` for layers) and referenced by
--- index. Hash join: the planner does not know the number of distinct ones.
+-- index. Hash join: the planner does not know the number of distinct ones. Planned once: with arrays of known length it
+-- would be planned in every call, which takes longer than to write a job.
 CREATE OR REPLACE FUNCTION rota.job_insert(
   places rota.job_place[], moment timestamptz, left_out integer[],
   h_places integer[], h_names text[], h_topics text[], h_priorities smallint[], h_states text[], h_reasons text[],
@@ -117,7 +118,7 @@ CREATE OR REPLACE FUNCTION rota.job_insert(
   jobs uuid[], heads integer[], workflows text[],
   layers uuid[], layer_jobs integer[], kinds integer[], inputs bytea[], input_ats text[]
 ) RETURNS void
-LANGUAGE plpgsql SET enable_nestloop = off AS $$
+LANGUAGE plpgsql SET enable_nestloop = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
   INSERT INTO rota.job (pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, reason, int_layers,
                         labels, request, workflow_id, ts_submitted, ts_updated, ts_deadline,
@@ -263,6 +264,93 @@ END $$;
 
 COMMENT ON FUNCTION rota.job_submit IS
   'Write jobs with their layers, caps, keys and queue entries, in the caller''s transaction.';
+
+-- The same for a job of one layer and one range of frames that may be queued at once, without caps or items of its
+-- own. Each statement is planned once and looks rows up by their keys, so it costs PostgreSQL a third of `job_submit`.
+CREATE OR REPLACE FUNCTION rota.job_submit_one(
+  of_show text, of_folder text, of_dept text, of_class bytea, of_priority smallint,
+  of_name text, of_topic text, of_labels jsonb, of_request bytea, deadline_ms bigint, wait_ms bigint,
+  said bytea, said_until timestamptz, of_job uuid, of_workflow text, of_key text, of_digest bytea,
+  of_layer uuid, layer_name text, of_work bytea, of_input bytea, of_first integer, of_step integer, of_frames integer
+)
+RETURNS SETOF rota.job_unwritten
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+  moment timestamptz := clock_timestamp();
+  place rota.job_place;
+  lane integer;
+  decision integer;
+BEGIN
+  -- Subqueries instead of joins: for tables that were tiny when this was planned, joins in any order look equally cheap.
+  SELECT q.pk_show, q.pk_folder, q.pk_dept, q.queue,
+         (SELECT l.lane_id FROM rota.queue_lanes l
+          WHERE l.queue = q.queue AND l.priority = of_priority AND l.enqueue_shard = 0)
+  INTO place.pk_show, place.pk_folder, place.pk_dept, place.queue, lane
+  FROM rota.queue_class q
+  WHERE q.pk_show = (SELECT s.pk_show FROM rota.show s WHERE s.str_name = of_show)
+    AND q.pk_folder = (SELECT f.pk_folder FROM rota.folder f
+                       WHERE f.pk_show = (SELECT s.pk_show FROM rota.show s WHERE s.str_name = of_show)
+                         AND f.str_name = of_folder)
+    AND q.pk_dept = (SELECT d.pk_dept FROM rota.dept d WHERE d.str_name = of_dept)
+    AND q.class_id = (SELECT c.class_id FROM rota.placement_class c WHERE c.digest = of_class);
+  IF lane IS NULL THEN
+    place := (rota.job_places(ARRAY[of_show], ARRAY[of_folder], ARRAY[of_dept], ARRAY[of_class],
+                              ARRAY[of_priority]))[1];
+    IF place.fault IS NOT NULL THEN
+      RETURN NEXT ROW(1, place.fault, NULL, NULL)::rota.job_unwritten;
+      RETURN;
+    END IF;
+  END IF;
+
+  IF said IS NOT NULL THEN
+    SELECT w.word INTO decision FROM rota.policy_word w WHERE w.digest = said;
+    IF NOT FOUND THEN
+      RETURN NEXT ROW(0, 'new_word', NULL, NULL)::rota.job_unwritten;
+      RETURN;
+    END IF;
+  END IF;
+
+  IF of_key IS NOT NULL THEN
+    -- Waits for a concurrent transaction with the same key.
+    INSERT INTO rota.idempotency_key (pk_show, key, pk_job, digest) VALUES (place.pk_show, of_key, of_job, of_digest)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+      RETURN QUERY SELECT * FROM rota.job_keys_known(ARRAY[place.pk_show], ARRAY[of_key], ARRAY[of_job],
+                                                     ARRAY[of_digest]);
+      IF FOUND THEN
+        RETURN;
+      END IF;
+    END IF;
+  END IF;
+
+  -- After the last statement that may wait for another transaction: an expired policy decision queues nothing.
+  IF clock_timestamp() > said_until THEN
+    DELETE FROM rota.idempotency_key k WHERE k.pk_show = place.pk_show AND k.key = of_key AND k.pk_job = of_job;
+    RETURN NEXT ROW(0, 'old_word', NULL, NULL)::rota.job_unwritten;
+    RETURN;
+  END IF;
+
+  INSERT INTO rota.job (pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, labels, request,
+                        workflow_id, ts_submitted, ts_updated, ts_deadline, ts_wait_until, history, word)
+  SELECT of_job, place.pk_show, place.pk_folder, place.pk_dept, of_name, of_topic, of_priority, 'SCHEDULED', of_labels,
+         of_request, of_workflow, moment, moment, moment + deadline_ms * interval '1 ms',
+         moment + wait_ms * interval '1 ms', rota.job_history('SCHEDULED', NULL, moment), decision
+  -- The submitter may not know that servers require a policy; PostgreSQL does.
+  WHERE decision IS NOT NULL OR (SELECT g.asks FROM rota.policy_guard g) IS NOT TRUE;
+  IF NOT FOUND THEN
+    DELETE FROM rota.idempotency_key k WHERE k.pk_show = place.pk_show AND k.key = of_key AND k.pk_job = of_job;
+    RETURN NEXT ROW(0, 'unasked', NULL, NULL)::rota.job_unwritten;
+    RETURN;
+  END IF;
+  INSERT INTO rota.layer (pk_layer, pk_job, number, str_name, queue, work, input, first_frame, frame_step, frames)
+  VALUES (of_layer, of_job, 0, layer_name, place.queue, of_work, of_input, of_first, of_step, of_frames);
+  PERFORM rota.queue_enqueue_one(place.queue, of_priority, lane, of_job, of_layer, of_first, of_frames, NULL);
+END $$;
+
+COMMENT ON FUNCTION rota.job_submit_one IS
+  'Write one job of one layer with its key and queue entry, in the caller''s transaction.';
 
 -- A layer as it is displayed.
 CREATE OR REPLACE FUNCTION rota.layer_shown(l rota.layer) RETURNS jsonb

@@ -126,7 +126,7 @@ class SubmissionColumns:
         details = self._store_items(plan) if any(layer.items for layer in plan.layers) else plan.details
         head = (
             *(kinds[0][0], plan.name, plan.topic, plan.priority, state, reason, len(plan.layers)),
-            *(plan.labels, details, plan.deadline_ms, _ms(plan.max_wait_s), plan.run_at),
+            *(plan.labels, details, plan.deadline_ms, milliseconds(plan.max_wait_s), plan.run_at),
             decision.said.digest if decision.said is not None else None,
         )
         return self._heads.index_of(head), kinds
@@ -213,5 +213,5 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _ms(seconds: float | None) -> int | None:
+def milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)

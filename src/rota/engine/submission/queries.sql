@@ -13,6 +13,14 @@ SELECT at, outcome, pk_job, state FROM rota.job_submit(
   $46::uuid[], $47::uuid[], $48::int[], $49::int[], $50::bigint[], $51::bigint[],
   $52::uuid[], $53::bytea[])
 
+-- name: submit_insert_one
+-- Write one job of one layer with its key and queue entry. Returns a row if it existed before, or with the reason why it
+-- was not written.
+SELECT at, outcome, pk_job, state FROM rota.job_submit_one(
+  $1::text, $2::text, $3::text, $4::bytea, $5::smallint, $6::text, $7::text, $8::jsonb, $9::bytea, $10::bigint,
+  $11::bigint, $12::bytea, $13::timestamptz, $14::uuid, $15::text, $16::text, $17::bytea, $18::uuid, $19::text,
+  $20::bytea, $21::bytea, $22::int, $23::int, $24::int)
+
 -- name: submit_names
 -- Existing shows, folders of show $1 and departments, for the error message about an unknown name.
 SELECT 'show' AS kind, str_name AS name FROM rota.show

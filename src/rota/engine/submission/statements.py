@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Sequence
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from rota.engine.admission.decision import (
     admission_message,
 )
 from rota.engine.submission.columns import SubmissionColumns, queue_columns
+from rota.engine.submission.single_job import INSERT_ONE, fits_one_row, single_arguments
 from rota.infra.blob_store import PUT as PUT_BLOBS
 from rota.infra.blob_store import put_arguments
 from rota.infra.outbox.outbox import ADD as OUTBOX_ADD
@@ -83,15 +85,25 @@ class SubmissionBatch:
             WAITING_ON_JOB if plan.after else decision for plan, decision in zip(plans, decided, strict=True)
         ]
         self.ids = ids if ids is not None else new_job_ids(len(plans), now_ms)
-        self._columns = SubmissionColumns()
-        layers = iter(_new_ids(sum(len(each.layers) for each in plans), now_ms))
-        for plan, decision, job in zip(plans, self.decisions, self.ids, strict=True):
-            self._columns.add(plan, decision, job, [LayerId(next(layers)) for _ in plan.layers])
+        layers = iter(_new_ids(sum([len(each.layers) for each in plans]), now_ms))
+        self._layers = [[LayerId(next(layers)) for _ in plan.layers] for plan in plans]
+        self._is_single = len(plans) == 1 and fits_one_row(plans[0], self.decisions[0])
+
+    @cached_property
+    def _columns(self) -> SubmissionColumns:
+        columns = SubmissionColumns()
+        for plan, decision, job, layers in zip(self.plans, self.decisions, self.ids, self._layers, strict=True):
+            columns.add(plan, decision, job, layers)
+        return columns
+
+    @property
+    def _large(self) -> Sequence[bytes]:
+        return () if self._is_single else self._columns.large
 
     @property
     def needs_transaction(self) -> bool:
         """Whether several statements must commit together."""
-        return bool(self._columns.large) or any(each.state is JobState.PENDING for each in self.decisions)
+        return bool(self._large) or any(each.state is JobState.PENDING for each in self.decisions)
 
     def deferred(self) -> SubmissionBatch:
         """The same jobs with the decision deferred: written as PENDING."""
@@ -99,18 +111,18 @@ class SubmissionBatch:
 
     def statements(self, *, together: bool = True) -> Statements:
         """`together`: the statements share a transaction, so the batch can still be deferred in it."""
-        arguments = self._columns.arguments(self.until)
+        insert = self._insert()
         if dependencies := sorted({before for plan in self.plans for before in plan.after}):
             for row in (yield Statement(UNKNOWN_JOBS, (dependencies,))):
                 raise NotFound(f"There is no job {row[0]} to wait for, or it is not kept any more.", job=str(row[0]))
-        unwritten = yield Statement(INSERT, arguments)
+        unwritten = yield insert
         if any(row[1] == "new_queue" for row in unwritten):
             yield from self._create_queues()
-            unwritten = yield Statement(INSERT, arguments)
+            unwritten = yield insert
         if any(row[1] == "new_word" for row in unwritten):
             stored = store_arguments(each.said for each in self.decisions if each.said is not None)
             yield Statement(STORE_DECISIONS, stored, ahead=True)
-            unwritten = yield Statement(INSERT, arguments)
+            unwritten = yield insert
         if any(row[1] == "unasked" for row in unwritten) and together:
             return (yield from self.deferred().statements())
         if any(row[1] in ("old_word", "unasked") for row in unwritten):
@@ -121,6 +133,14 @@ class SubmissionBatch:
         submitted = self._results(unwritten)
         yield from self._follow_up_statements(submitted)
         return submitted
+
+    def _insert(self) -> Statement:
+        if self._is_single:
+            [[layer]] = self._layers
+            return Statement(
+                INSERT_ONE, single_arguments(self.plans[0], self.decisions[0], self.ids[0], layer, self.until)
+            )
+        return Statement(INSERT, self._columns.arguments(self.until))
 
     def _create_queues(self) -> Generator[Statement, Rows, None]:
         columns = queue_columns(self._columns)
@@ -135,8 +155,8 @@ class SubmissionBatch:
 
     def _follow_up_statements(self, submitted: Sequence[SubmitResult]) -> Generator[Statement, Rows, None]:
         """Further writes of the same transaction."""
-        if self._columns.large:
-            yield Statement(PUT_BLOBS, put_arguments(self._columns.large)[1])
+        if self._large:
+            yield Statement(PUT_BLOBS, put_arguments(self._large)[1])
         waiting = [
             (one.job, before, plan.after_failed)
             for one, plan in zip(submitted, self.plans, strict=True)

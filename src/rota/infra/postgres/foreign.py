@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
@@ -102,7 +103,14 @@ def _for_dialect(text: str, arguments: Sequence[object], connection: Any) -> tup
 
 
 def _to_positional(text: str, arguments: Sequence[object]) -> tuple[str, tuple[object, ...]]:
-    """For drivers with positional placeholders: one argument each. Drops comments, which may contain `$1`."""
+    """For drivers with positional placeholders: one argument each."""
+    statement, order = _positional(text)
+    return statement, tuple([arguments[position] for position in order])
+
+
+@lru_cache(maxsize=512)
+def _positional(text: str) -> tuple[str, tuple[int, ...]]:
+    """The statement without comments, which may contain `$1`; and the argument of each placeholder."""
     statement = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
-    order = [int(position[1:]) - 1 for position in _NUMBERED.findall(statement)]
-    return _NUMBERED.sub("%s", statement.replace("%", "%%")), tuple(arguments[position] for position in order)
+    order = tuple(int(position[1:]) - 1 for position in _NUMBERED.findall(statement))
+    return _NUMBERED.sub("%s", statement.replace("%", "%%")), order

@@ -87,6 +87,30 @@ BEGIN
       END $body$
     $f$, slot);
 
+    -- Appends one entry behind the last position of the lane, counts it and returns its position. Null: the slot has no
+    -- position of the lane. Only for the open slot, which has the newest positions.
+    EXECUTE format($f$
+      CREATE OR REPLACE FUNCTION rota.queue_append_next_%1$s(
+        of_lane integer, of_job uuid, of_layer uuid, of_frame integer, of_count integer, of_payload bytea) RETURNS bigint
+      LANGUAGE plpgsql %2$s AS $body$
+      DECLARE
+        seq bigint;
+      BEGIN
+        INSERT INTO rota.ready_entries_%1$s
+        SELECT %1$s, of_lane,
+               greatest(e.lane_seq + e.n, (SELECT b.next_seq FROM rota.queue_lane_bases b WHERE b.lane_id = of_lane)),
+               of_count, of_job, of_layer, of_frame, 1, of_payload, now()
+        FROM rota.ready_entries_%1$s e WHERE e.lane_id = of_lane ORDER BY e.lane_seq DESC LIMIT 1
+        RETURNING lane_seq INTO seq;
+        IF seq IS NOT NULL THEN
+          INSERT INTO rota.queue_terminal_count_deltas
+          SELECT t.last_value %% 4, %1$s, of_lane, of_count, 0, 0, 0, 0, 0, 0
+          FROM rota.queue_delta_turn AS t, rota.queue_storage AS s WHERE s.counter_mode = 'ledger';
+        END IF;
+        RETURN seq;
+      END $body$
+    $f$, slot, lookups_only);
+
     EXECUTE format($f$
       CREATE OR REPLACE FUNCTION rota.queue_claimed_%1$s(of_lane integer) RETURNS bigint
       LANGUAGE plpgsql %2$s AS $body$
@@ -268,6 +292,8 @@ BEGIN
       ('queue_append', 'of_lane integer, first bigint, jobs uuid[], layers uuid[], frames integer[], counts integer[],'
        ' attempts smallint[], payloads bytea[]', 'bigint',
        'of_lane, first, jobs, layers, frames, counts, attempts, payloads'),
+      ('queue_append_next', 'of_lane integer, of_job uuid, of_layer uuid, of_frame integer, of_count integer,'
+       ' of_payload bytea', 'bigint', 'of_lane, of_job, of_layer, of_frame, of_count, of_payload'),
       ('queue_since', 'of_lane integer, seq bigint', 'timestamptz', 'of_lane, seq'),
       ('queue_older', 'of_lane integer, seq bigint, most integer, upto timestamptz', 'integer',
        'of_lane, seq, most, upto'),

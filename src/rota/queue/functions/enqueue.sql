@@ -124,7 +124,15 @@ DECLARE
 BEGIN
   LOOP
     generation := rota.queue_generation();
-    EXECUTE format('LOCK TABLE ONLY rota.ready_entries_%s IN ROW EXCLUSIVE MODE', generation % 7);
+    CASE generation % 7
+      WHEN 0 THEN LOCK TABLE ONLY rota.ready_entries_0 IN ROW EXCLUSIVE MODE;
+      WHEN 1 THEN LOCK TABLE ONLY rota.ready_entries_1 IN ROW EXCLUSIVE MODE;
+      WHEN 2 THEN LOCK TABLE ONLY rota.ready_entries_2 IN ROW EXCLUSIVE MODE;
+      WHEN 3 THEN LOCK TABLE ONLY rota.ready_entries_3 IN ROW EXCLUSIVE MODE;
+      WHEN 4 THEN LOCK TABLE ONLY rota.ready_entries_4 IN ROW EXCLUSIVE MODE;
+      WHEN 5 THEN LOCK TABLE ONLY rota.ready_entries_5 IN ROW EXCLUSIVE MODE;
+      WHEN 6 THEN LOCK TABLE ONLY rota.ready_entries_6 IN ROW EXCLUSIVE MODE;
+    END CASE;
     EXIT WHEN generation = rota.queue_generation();
   END LOOP;
   RETURN generation % 7;
@@ -196,6 +204,33 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION rota.queue_enqueue IS 'Append entries to lanes, in the caller''s transaction.';
+
+-- The same for one entry of a queue without key. `first_lane` is the lane of its shard 0, null if it is not known.
+CREATE OR REPLACE FUNCTION rota.queue_enqueue_one(
+  of_queue text, of_priority smallint, first_lane integer,
+  of_job uuid, of_layer uuid, of_frame integer, of_count integer, of_payload bytea
+)
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  lane integer := first_lane;
+  slot integer;
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM rota.queue_read_committed();
+  END IF;
+  IF lane IS NULL OR NOT pg_try_advisory_xact_lock(1903519025, lane) THEN
+    lane := rota.queue_lane_to_fill(of_queue, of_priority, NULL, true);
+  END IF;
+  -- The slot is read after a possible wait for the lane: newer positions of a lane are never in an older slot.
+  slot := rota.queue_open_slot();
+  IF rota.queue_append_next(slot, lane, of_job, of_layer, of_frame, of_count, of_payload) IS NULL THEN
+    PERFORM rota.queue_count(slot, lane, waiting => rota.queue_append(
+      slot, lane, rota.queue_next_seq(lane), ARRAY[of_job], ARRAY[of_layer], ARRAY[of_frame], ARRAY[of_count],
+      ARRAY[1::smallint], ARRAY[of_payload]));
+  END IF;
+  PERFORM pg_notify('rota_queue', of_queue);
+END $$;
 
 CREATE OR REPLACE FUNCTION rota.queue_defer(
   queues text[], priorities smallint[], run_ats timestamptz[],
