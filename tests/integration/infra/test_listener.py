@@ -242,6 +242,24 @@ async def test_request_without_a_host_header_is_accepted():
         writer.close()
 
 
+async def test_trailers_do_not_become_headers_of_the_request():
+    async def app(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        names = b",".join(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": names})
+
+    async with asyncio.timeout(10), listening(app=app) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        head = b"POST /api HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        writer.write(head + b"1\r\nx\r\n0\r\nx-api-key: other\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert b"host,transfer-encoding,connection" in answer
+    assert b"x-api-key" not in answer
+
+
 REQUEST_HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 

@@ -24,6 +24,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -141,7 +142,7 @@ class HttpListener:
         assert self._mounted is None, "an app is mounted already"
         self._mounted = app
 
-    @property
+    @cached_property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
         return _is_loopback(self.host)
@@ -226,10 +227,9 @@ class HttpListener:
 
     def _is_host_allowed(self, scope: Scope) -> bool:
         """Whether the Host header names this machine. A request without one is not from a browser."""
-        if not _is_loopback(self.host):
+        if not self.is_local:
             return True
-        host_names = [_host_name(value.decode("latin-1")) for header, value in scope["headers"] if header == b"host"]
-        return all(_is_loopback(name) or name == socket.gethostname().lower() for name in host_names)
+        return all(_names_this_machine(value) for header, value in scope["headers"] if header == b"host")
 
     async def _health(self) -> PlainResponse:
         failed = self._supervisor.failed()
@@ -249,6 +249,12 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@lru_cache(maxsize=64)
+def _names_this_machine(host_header: bytes) -> bool:
+    name = _host_name(host_header.decode("latin-1"))
+    return _is_loopback(name) or name == socket.gethostname().lower()
 
 
 def _host_name(host: str) -> str:

@@ -1,9 +1,10 @@
-"""Uvicorn under Rota's lifecycle, with timeouts for slow clients.
+"""Uvicorn under Rota's lifecycle, with limits for slow clients and for heads without end.
 
 Uvicorn waits forever for the rest of a request's head, so a few hundred clients that send half of one would exhaust the
-sockets. Here a head must arrive within `HEAD_TIMEOUT_S` of the connection, or of its first byte on a reused connection.
-A client that reads nothing of its response for `STALL_TIMEOUT_S` is disconnected as well. The application bounds what
-follows the head: a body or a long response.
+sockets. Here a head must arrive within `HEAD_TIMEOUT_S` of the connection, or of its first byte on a reused connection,
+and has at most `HEAD_BYTES_MAX`: the parser takes any number. Trailers are ignored: they must not become headers of a
+request that is being answered. A client that reads nothing of its response for `STALL_TIMEOUT_S` is disconnected as
+well. The application bounds what follows the head: a body or a long response.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rota.infra.service.lifecycle import Lifecycle
 
 HEAD_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
+HEAD_BYTES_MAX = 64 * 1024
+"""Counted in whole reads, so what follows a head in its last read may be counted too."""
 ABORT_EXTENSION = "rota.cut"
 """ASGI scope extension: a function that aborts the connection and drops unsent data, for clients that do not read.
 Closing would wait for them."""
 
 
-class HttpProtocol(H11Protocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection. Between two requests uvicorn's own keep-alive limit applies."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _is_head_complete = False
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -51,6 +56,21 @@ class HttpProtocol(H11Protocol):
             self._start_head_timer()
         else:
             self._cancel_head_timer()
+        self._head_bytes = 0 if self._is_head_complete else self._head_bytes + len(data)
+        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_head_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head_complete:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_head_complete = True
+        super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
