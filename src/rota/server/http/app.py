@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from typing import Final
 
@@ -15,6 +16,7 @@ from rota.model.errors import RotaError
 from rota.server.http import openapi
 from rota.server.http.codec import ApiRequest, ApiResponse
 from rota.server.http.dependencies import HttpDependencies
+from rota.server.http.fast_path import SubmissionFastPath
 from rota.server.http.middleware import errors
 from rota.server.http.middleware.authentication import PREFIX
 from rota.server.http.middleware.encoded_slashes import restore_slashes
@@ -68,7 +70,7 @@ def build(deps: HttpDependencies) -> App:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, DEPENDENCIES_KEY: deps}, receive, send)  # type: ignore[arg-type]
 
-    return answer
+    return SubmissionFastPath(answer, deps, body_bytes_max=BODY_BYTES_MAX)
 
 
 @cache
@@ -104,7 +106,7 @@ def _dependencies_of(scope: types.Scope) -> HttpDependencies:
 
 @get("/openapi.json", opt=requires(Role.VIEWER, "somewhere"), media_type="application/json", include_in_schema=False)
 async def describe() -> bytes:
-    return openapi.encoded_document(CONTROLLERS)
+    return await asyncio.to_thread(openapi.encoded_document, CONTROLLERS)  # the first time takes half a second
 
 
 def _check_roles(app: Litestar) -> None:

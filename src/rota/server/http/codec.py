@@ -24,7 +24,7 @@ ERROR_CHARS_MAX: Final = 300
 BODY_TIMEOUT_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 64 * 1024
 """A body may take `BODY_TIMEOUT_S`, plus the time at this rate for the bytes received."""
-_TOO_SLOW: Final = "The body arrived too slowly, so nothing was done: send it without pauses, or in several requests"
+TOO_SLOW: Final = "The body arrived too slowly, so nothing was done: send it without pauses, or in several requests"
 
 
 class ApiRequest(Request[Actor, RequestSlot, Any]):
@@ -43,7 +43,7 @@ class ApiRequest(Request[Actor, RequestSlot, Any]):
                 async with asyncio.timeout(remaining_s):
                     chunk = await anext(chunks, None)
             except TimeoutError:
-                raise HTTPException(status_code=408, detail=_TOO_SLOW) from None
+                raise HTTPException(status_code=408, detail=TOO_SLOW) from None
             except InternalServerException as error:
                 raise InvalidInput(
                     "The connection closed before the body was complete, so nothing was done."

@@ -32,8 +32,10 @@ def requires(role: Role, where: RoleScope) -> dict[str, Any]:
     return {ROLE: role, ROLE_SCOPE: where}
 
 
-def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: runs before parameters and body are read. Only Litestar's automatic OPTIONS handlers have no role."""
+async def authorize(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard: runs before parameters and body are read. Only Litestar's automatic OPTIONS handlers have no role.
+
+    Async, because Litestar runs guards that are not in a thread, for each request."""
     if ROLE not in handler.opt:
         raise MethodNotAllowedException(headers={"allow": ", ".join(_allowed_methods(connection))})
     if b"%00" in connection.scope["query_string"]:

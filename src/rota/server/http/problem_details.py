@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from rota.infra.service.listener import Send
 from rota.infra.telemetry import metrics
 from rota.model.errors import (
     BlobMissing,
@@ -101,3 +102,16 @@ def problem_response(
 
 def _is_encodable(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bool | list | tuple | dict)
+
+
+async def send_problem(send: Send, answer: ProblemResponse) -> None:
+    """As the only response of a request that Litestar does not answer."""
+    headers = {"content-type": MEDIA_TYPE, "content-length": str(len(answer.body)), **answer.headers}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": answer.problem.status,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": answer.body})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -22,12 +21,11 @@ log = structlog.get_logger(__name__)
 PREFIX: Final = "/api/v1"
 HEAD_KEY: Final = "rota.head"
 """ASGI scope key: the method of this request was HEAD."""
-WARM_UP_DELAY_S: Final = 1.0
 
 
 class AuthenticationMiddleware:
-    """Wraps the app. `build` makes it in a thread, on the first request or shortly after the start, because building it
-    is slow and must not delay the start of the server."""
+    """Wraps the app. `build` makes it in a thread, because it takes a second of CPU: the rest of the server starts
+    meanwhile, and the server is not ready before, so that traffic does not meet a busy one."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class AuthenticationMiddleware:
                 app = await asyncio.shield(self._app())
                 await app(_app_scope(scope) | {"user": actor, "auth": slot}, receive, send)
         except RotaError as error:
-            await _send_problem(send, problem_details.response_for_error(error))
+            await problem_details.send_problem(send, problem_details.response_for_error(error))
 
     async def check(self) -> None:
         """Fail if the server listens beyond localhost without an active key: it could serve no request."""
@@ -73,17 +71,13 @@ class AuthenticationMiddleware:
         try:
             await self._check.check(_presented_key(scope))
         except RotaError as error:
-            await _send_problem(send, problem_details.response_for_error(error))
+            await problem_details.send_problem(send, problem_details.response_for_error(error))
             return False
         return True
 
     async def run(self, life: Lifecycle) -> None:
+        await asyncio.shield(self._app())
         life.ready()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WARM_UP_DELAY_S):
-                await life.until_draining()
-                return
-        await self._app()
         await life.until_draining()
 
     def _app(self) -> asyncio.Task[App]:
@@ -102,16 +96,3 @@ def _app_scope(scope: Scope) -> dict[str, Any]:
 def _presented_key(scope: Scope) -> str:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     return key_from_headers(headers.get(b"authorization"), headers.get(b"x-api-key"))
-
-
-async def _send_problem(send: Send, answer: problem_details.ProblemResponse) -> None:
-    """The app's own error handlers cover its handlers, so nothing has been sent before this."""
-    headers = {"content-type": problem_details.MEDIA_TYPE, "content-length": str(len(answer.body)), **answer.headers}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.problem.status,
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": answer.body})

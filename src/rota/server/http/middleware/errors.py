@@ -33,7 +33,7 @@ def handle_rota_error(_request: Request[Any, Any, Any], error: RotaError) -> Res
 
 
 def handle_http_exception(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    return _response(_problem_for_http(error))
+    return _response(problem_for_http(error))
 
 
 def handle_defect(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -44,7 +44,7 @@ def _response(answer: ProblemResponse) -> Response[bytes]:
     return Response(answer.body, status_code=answer.problem.status, media_type=MEDIA_TYPE, headers=answer.headers)
 
 
-def _problem_for_http(error: HTTPException) -> ProblemResponse:
+def problem_for_http(error: HTTPException) -> ProblemResponse:
     """For a request that Litestar refuses before it calls a handler."""
     if error.status_code >= 500:
         return response_for_defect(error)

@@ -33,6 +33,7 @@ from rota.server.http.visibility import JobPath, check_dependencies_visible, red
 
 BULK_MAX: Final = 10_000
 WAIT_S_MAX: Final = 60.0
+KEY_CHARS_MAX: Final = 200
 
 JobFilterQuery = Annotated[
     str,
@@ -47,7 +48,9 @@ WaitQuery = Annotated[
 IdempotencyKeyHeader = Annotated[
     str | None,
     HeaderParameter(
-        name="Idempotency-Key", max_length=200, description="A repeated submission with the same key is the same job."
+        name="Idempotency-Key",
+        max_length=KEY_CHARS_MAX,
+        description="A repeated submission with the same key is the same job.",
     ),
 ]
 
@@ -79,16 +82,12 @@ class JobRoutes(Controller):
         self, request: ApiRequest, data: JSONBody[Submission], deps: Deps, key: IdempotencyKeyHeader = None
     ) -> SubmitResult:
         """Submit one job."""
-        _continue_trace(request)
-        require_submit_role(request.user, data)
-        submission = _with_idempotency_key(_with_principal(data, request.user), key)
-        await check_dependencies_visible(request.user, deps, [submission])
-        return await deps.together.submit(submission)
+        return await submit_one(request.user, deps, data, key, request.headers.get("traceparent"))
 
     @post("/bulk", opt=requires(Role.SUBMITTER, "somewhere"), request_max_body_size=BULK_BYTES_MAX)
     async def submit_jobs(self, request: ApiRequest, deps: Deps) -> BulkSubmitReply:
         """Submit up to ten thousand jobs, as JSON lines or one msgpack array: all or none."""
-        _continue_trace(request)
+        _continue_trace(request.headers.get("traceparent"))
         decoded = await read_submissions(request, max_count=BULK_MAX)
         for one in {(each.show, each.priority): each for each in decoded}.values():
             require_submit_role(request.user, one)
@@ -169,6 +168,18 @@ class JobRoutes(Controller):
         return redact_explanation(request.user, await deps.explainer.explain(found.id, layer=layer))
 
 
+async def submit_one(
+    actor: Actor, deps: HttpDependencies, data: Submission, key: str | None, traceparent: str | None
+) -> SubmitResult:
+    """Submit one job, with the checks of every job that comes by HTTP."""
+    _continue_trace(traceparent)
+    require_submit_role(actor, data)
+    submission = _with_idempotency_key(_with_principal(data, actor), key)
+    if submission.after:
+        await check_dependencies_visible(actor, deps, [submission])
+    return await deps.together.submit(submission)
+
+
 async def submit_items(
     actor: Actor, deps: HttpDependencies, items: Sequence[SubmitBatchItem]
 ) -> list[SubmitBatchAnswer]:
@@ -177,13 +188,8 @@ async def submit_items(
 
 async def _submit_item(actor: Actor, deps: HttpDependencies, item: SubmitBatchItem) -> SubmitBatchAnswer:
     """What a request with this submission alone would do. Runs in a task of its own, so the trace is only its own."""
-    if tracing.is_enabled() and item.trace:
-        tracing.attach(item.trace)
     try:
-        require_submit_role(actor, item.submission)
-        submission = _with_principal(item.submission, actor)
-        await check_dependencies_visible(actor, deps, [submission])
-        return SubmitBatchAnswer(result=await deps.together.submit(submission))
+        return SubmitBatchAnswer(result=await submit_one(actor, deps, item.submission, None, item.trace))
     except RotaError as error:
         return _refusal(response_for_error(error))
     except Exception as error:  # noqa: BLE001 - logged and answered, as the handler of a single submission does
@@ -203,9 +209,9 @@ def _refusal(answer: ProblemResponse) -> SubmitBatchAnswer:
     )
 
 
-def _continue_trace(request: ApiRequest) -> None:
+def _continue_trace(parent: str | None) -> None:
     """Make the jobs part of the client's trace."""
-    if tracing.is_enabled() and (parent := request.headers.get("traceparent")):
+    if tracing.is_enabled() and parent:
         tracing.attach(parent)
 
 
