@@ -1,14 +1,15 @@
 """Waits for jobs or runs to end: one shared poll of PostgreSQL for any number of waiters.
 
-Jobs that this process ends are noticed immediately; those of other replicas at the next poll. Nothing is stored for
-jobs without waiters. While PostgreSQL is unavailable waiters keep waiting, each until its own timeout.
+Jobs that this process ends are noticed immediately, without a statement; those of other replicas at the next poll. A
+caller reads the state while it watches, so no end falls between the two. Nothing is stored for jobs without waiters.
+While PostgreSQL is unavailable waiters keep waiting, each until its own timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 from uuid import UUID
 
@@ -27,6 +28,19 @@ FindEnded = Callable[[Sequence[UUID]], Awaitable[Collection[UUID]]]
 """Returns which of these have ended or are no longer retained."""
 
 
+class EndWatch:
+    """One watched job."""
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    async def wait(self, within_s: float) -> None:
+        """Returns when the job has ended or is gone, at the timeout, or when the server drains."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+
+
 class EndWaiter:
     def __init__(self, find_ended: FindEnded, clock: Clock | None = None) -> None:
         self._find_ended = find_ended
@@ -35,16 +49,16 @@ class EndWaiter:
         self._has_waiters = asyncio.Event()
         self._draining = False
 
-    async def wait_until_ended(self, job: UUID, within_s: float) -> None:
-        """Returns when the job has ended or is gone, at the timeout, or when the server drains."""
+    @contextmanager
+    def watching(self, job: UUID) -> Iterator[EndWatch]:
+        """Notice the end from now on: read the state inside, and wait if it has not ended."""
         ended = asyncio.Event()
         self._waiting.setdefault(job, set()).add(ended)
         self._has_waiters.set()
+        if self._draining:
+            ended.set()
         try:
-            if not self._draining:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(within_s):
-                        await ended.wait()
+            yield EndWatch(ended)
         finally:
             self._remove_waiter(job, ended)
 
@@ -68,11 +82,11 @@ class EndWaiter:
     async def _poll_loop(self) -> None:
         while True:
             await self._has_waiters.wait()
+            await self._clock.sleep(POLL_INTERVAL_S)
             with suppress(PostgresUnavailable):
                 await self.poll()
             if not self._waiting:
                 self._has_waiters.clear()
-            await self._clock.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> None:
         ids = list(self._waiting)

@@ -119,12 +119,15 @@ class JobRoutes(Controller):
     @get("/{job:str}", opt=requires(Role.VIEWER, "somewhere"))
     async def get_job(self, request: ApiRequest, deps: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
         """Read a job, or wait for its end."""
-        found = await visible_job(request.user, deps, job)
-        if wait and not found.state.terminal and not request.is_head:
+        if not wait or request.is_head:
+            return await visible_job(request.user, deps, job)
+        with deps.watch.watching(parse_id(JobId, job)) as watch:
+            found = await visible_job(request.user, deps, job)
+            if found.state.terminal:
+                return found
             request.auth.begin_wait()
-            await request.run_while_connected(deps.watch.wait_until_ended(found.id, wait))
-            found = await deps.jobs.get(found.id)
-        return found
+            await request.run_while_connected(watch.wait(wait))
+            return await deps.jobs.get(found.id)
 
     @post("/{job:str}/cancel", opt=requires(Role.SUBMITTER, "somewhere"), status_code=200)
     async def cancel_job(self, request: ApiRequest, deps: Deps, job: JobPath) -> CancelJobReply:

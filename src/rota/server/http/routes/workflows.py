@@ -124,12 +124,15 @@ class RunRoutes(Controller):
     @get("/{run:str}", opt=VIEW)
     async def get_run(self, request: ApiRequest, deps: Deps, run: RunPath, wait: WaitQuery = 0.0) -> WorkflowRunView:
         """Read a run with the state and result of each step, or wait for its end."""
-        found = await _visible_run(request.user, deps, run)
-        if wait and not found.state.ended and not request.is_head:
+        if not wait or request.is_head:
+            return await _visible_run(request.user, deps, run)
+        with deps.runs_watch.watching(parse_id(RunId, run)) as watch:
+            found = await _visible_run(request.user, deps, run)
+            if found.state.ended:
+                return found
             request.auth.begin_wait()
-            await request.run_while_connected(deps.runs_watch.wait_until_ended(found.id, wait))
-            found = await deps.runs.get(found.id)
-        return found
+            await request.run_while_connected(watch.wait(wait))
+            return await deps.runs.get(found.id)
 
     @get("/{run:str}/timeline", opt=VIEW)
     async def read_timeline(self, request: ApiRequest, deps: Deps, run: RunPath) -> Page[RunTimelineEntry]:
