@@ -40,6 +40,8 @@ class SubmissionBatcher:
         self._submitter = submitter
         self._waiting: deque[_QueuedSubmission] = deque()
         self._writing: set[asyncio.Task[None]] = set()
+        self._writers = 0
+        """Tasks that will look at `_waiting` again; a task that has returned may still be in `_writing`."""
 
     async def submit(self, submission: Submission) -> SubmitResult:
         """Submit one decoded submission. CRITICAL is accepted: the caller must have checked permissions."""
@@ -48,7 +50,8 @@ class SubmissionBatcher:
         self._waiting.append(
             _QueuedSubmission(plan, tracing.extract(tracing.inject()) if tracing.is_enabled() else None, answer)
         )
-        if len(self._writing) < MAX_CONCURRENT:
+        if self._writers < MAX_CONCURRENT:
+            self._writers += 1
             task = asyncio.create_task(self._drain(), name="submit.together")
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
@@ -62,17 +65,23 @@ class SubmissionBatcher:
             await asyncio.wait(self._writing)
 
     async def _drain(self) -> None:
-        """Write batches until the queue is empty; a failure goes to the callers of its batch."""
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-            try:
-                await self._write_batch(batch)
-            except BaseException as error:
-                for one in batch:
-                    if not one.answer.done():
-                        one.answer.set_exception(_caller_error(error))
-                if not isinstance(error, Exception):
-                    raise
+        try:
+            while self._waiting:
+                await self._write_next()
+        finally:
+            self._writers -= 1
+
+    async def _write_next(self) -> None:
+        """Write one batch; a failure goes to its callers."""
+        batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+        try:
+            await self._write_batch(batch)
+        except BaseException as error:
+            for one in batch:
+                if not one.answer.done():
+                    one.answer.set_exception(_caller_error(error))
+            if not isinstance(error, Exception):
+                raise
 
     async def _write_batch(self, batch: Sequence[_QueuedSubmission]) -> None:
         try:

@@ -8,6 +8,7 @@ from rota.engine.submission.batcher import SubmissionBatcher
 from rota.engine.submission.submitter import Submitter
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, PostgresUnavailable
 from tests.support.jobs import NO_EVENTS, a_show, task
+from tests.support.waiting import until
 
 
 class CountingSubmitter(Submitter):
@@ -79,3 +80,35 @@ async def test_postgres_outage_fails_every_waiting_caller(submitter):
     submitter.write = fail
     outcomes = await submit_all(SubmissionBatcher(submitter), [task() for _ in range(5)])
     assert {type(one) for one in outcomes} == {PostgresUnavailable}
+
+
+class HeldSubmitter(Submitter):
+    """Returns what was written when the test says so."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.written, self.released = 0, asyncio.Event()
+
+    async def write(self, plans, **more):
+        submitted = await super().write(plans, **more)
+        self.written += 1
+        await self.released.wait()
+        return submitted
+
+
+async def test_submission_that_comes_as_the_last_writers_end_is_written(submitter):
+    """A writer that has found nothing more to write was still counted until the event loop had called back."""
+    held = HeldSubmitter(submitter.database, NO_EVENTS)
+    batcher = SubmissionBatcher(held)
+
+    async def twice():
+        return [await batcher.submit(task()), await batcher.submit(task())]
+
+    first = asyncio.create_task(twice())
+    await until(lambda: held.written == 1, what="the first writer")
+    second = asyncio.create_task(batcher.submit(task()))
+    await until(lambda: held.written == 2, what="the second writer")
+    held.released.set()  # both end at once, and the first caller submits again before the loop has called back
+    async with asyncio.timeout(10):
+        submitted = [*await first, await second]
+    assert len({one.job for one in submitted}) == 3
