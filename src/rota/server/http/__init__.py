@@ -1,9 +1,11 @@
 """The HTTP API, served under `/api/v1` by the listener of every replica. See docs/adr/0017-the-faces.md.
 
     listener ─► middleware.authentication (key, rate limit) ─► permissions.authorize (role) ─► routes ─► engine
+                                                         └─► fast_path (role; whole submissions) ─┘
 
 app                 the Litestar app: all routes, error handlers, body limits
 middleware          authentication, rate limits, errors as problem documents
+fast_path           one submission that has arrived whole, answered without Litestar
 permissions         role and scope of each route
 dependencies        the parts of a replica that handlers use
 routes              one module per resource
