@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from rota.model.errors import InvalidInput
+from rota.model.jobs import validation
 from rota.model.jobs.submission import (
     SUBMISSION_BYTES_MAX,
     Budget,
@@ -335,3 +336,28 @@ def test_layers_with_equal_requirements_share_a_placement_spec():
 
     assert place() == place(input=3, name="other", timeout_s=5, retries=2)
     assert len({place(), place(cores=2), place(gpus=1), place(memory="1GiB"), place(requires=("x",))}) == 5
+
+
+def test_submissions_that_share_a_validation_keep_their_own_name_key_and_input():
+    def submission(**own):
+        number = own.pop("number")
+        layer = LayerSpec(task="render", input={"args": [number], "kwargs": {}}, cores=0.5)
+        return Submission(show="film", layers=(layer,), **own)
+
+    given = [
+        submission(number=1),
+        submission(number=2, name="two"),
+        submission(number=3, idempotency_key="three"),
+        submission(number=3, idempotency_key="also three"),
+    ]
+    found = [validate_submission(each) for each in given]
+    assert [(each.name, each.key) for each in found] == [
+        ("render", None),
+        ("two", None),
+        ("render", "three"),
+        ("render", "also three"),
+    ]
+    for each, alone in zip(found, [validation._validate(each, False, frozenset()) for each in given], strict=True):
+        assert msgspec.structs.replace(each, like=None) == alone
+    with pytest.raises(InvalidInput, match="idempotency_key"):
+        validate_submission(submission(number=4, idempotency_key="k" * 1000))

@@ -146,20 +146,28 @@ def validate_submission(
 ) -> ValidatedSubmission:
     """The submission in its stored form; raises InvalidInput. `own` are reserved labels that the caller has set itself.
 
-    Submissions that differ only in name and input share one cached validation of everything else.
+    Submissions that differ only in name, idempotency key and input share one cached validation of everything else.
     """
-    if len(submission.layers) == 1 and not submission.idempotency_key and submission.context is None:
+    if len(submission.layers) == 1 and submission.context is None:
         [layer] = submission.layers
         if layer.items is None and layer.input is not None:
-            bare = _pack_value(replace(submission, name="", layers=(replace(layer, input=None),)))
+            bare = _pack_value(replace(submission, name="", idempotency_key="", layers=(replace(layer, input=None),)))
             if len(bare) <= CACHED_BYTES_MAX:
-                shared = _validate_cached(bare, may_be_critical, own)
-                [cached_layer] = shared.layers
-                name = submission.name or cached_layer.name
-                _check_text("name of the job", name, NAME_CHARS_MAX)
-                with_input = replace(cached_layer, input=_input(layer.input, cached_layer.name))
-                return replace(shared, name=name, layers=(with_input,), like=shared)
+                return _with_own_parts(_validate_cached(bare, may_be_critical, own), submission, layer)
     return _validate(submission, may_be_critical, own)
+
+
+def _with_own_parts(shared: ValidatedSubmission, submission: Submission, layer: LayerSpec) -> ValidatedSubmission:
+    """`shared` with the name, idempotency key and input of this submission."""
+    [cached_layer] = shared.layers
+    name, key = submission.name or cached_layer.name, submission.idempotency_key
+    _check_text("name of the job", name, NAME_CHARS_MAX)
+    layers = (replace(cached_layer, input=_input(layer.input, cached_layer.name)),)
+    if not key:
+        return replace(shared, name=name, layers=layers, like=shared)
+    _check_text("idempotency_key", key, KEY_CHARS_MAX)
+    details = _details(submission)  # they have the key
+    return replace(shared, name=name, layers=layers, key=key, digest=_digest(submission), details=details)
 
 
 @lru_cache(maxsize=1024)
@@ -196,11 +204,15 @@ def _validate(submission: Submission, may_be_critical: bool, own: frozenset[str]
         max_wait_s=submission.max_wait_s or None,
         run_at=submission.run_at,
         key=submission.idempotency_key or None,
-        digest=sha256(canonical_bytes(submission)).digest() if submission.idempotency_key else None,
+        digest=_digest(submission),
         caps=caps,
         after=submission.after,
         after_failed=submission.after_failed,
     )
+
+
+def _digest(submission: Submission) -> bytes | None:
+    return sha256(canonical_bytes(submission)).digest() if submission.idempotency_key else None
 
 
 def _check_fields(submission: Submission) -> None:
