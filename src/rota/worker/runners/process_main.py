@@ -140,9 +140,8 @@ def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]
 
 
 def _environment() -> dict[bytes, bytes]:
-    """A copy of what `os.environb` holds. Copying the mapping itself decodes every name: a tenth of a short frame."""
-    held: dict[bytes, bytes] = os.environb._data  # type: ignore[attr-defined]
-    return held.copy()
+    """A copy of what `os.environb` holds. Copying the mapping itself checks every name: a tenth of a short frame."""
+    return dict(os.environb._data)  # type: ignore[attr-defined]  # noqa: SLF001 - of CPython since 3.2
 
 
 def create_handler(
