@@ -129,8 +129,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     ends: list[AttemptResult] = []
     took_ms: int = 0
     """Sum over all of `done`."""
-    timings: list[tuple[int, int, int]] = []
-    """Timing key, frames that ended, and how long they ran in total, in microseconds."""
+    timings: list[tuple[int, int, int, int]] = []
+    """Timing key, frames that ended, how long they ran and how long they kept their slots in total, in microseconds."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

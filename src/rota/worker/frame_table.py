@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -115,6 +116,7 @@ class FrameTable:
         self.running[token] = frame
         if batch.series is not None:
             batch.series.running = frame
+            batch.series.has_run = True
         self.progress_reporter.frame_started(token, now)
         if batch.work.timeout_s > 0:
             self._schedule(frame, batch.work.timeout_s, self._time_out)
@@ -129,9 +131,13 @@ class FrameTable:
             self._notify_if_empty()
 
     def record_duration(self, batch: AssignedBatch, frames: int, took_s: float) -> None:
-        """Reports how long frames of a batch ran in total."""
+        """Reports how long frames of a batch, which have just ended, ran in total."""
+        slot_s = took_s
+        if batch.series is not None:
+            batch.series.has_run = True
+            slot_s = batch.series.take_slot_time(self._loop.time())
         if batch.timing_key:
-            self.result_reporter.add_duration(batch.timing_key, frames, took_s)
+            self.result_reporter.add_duration(batch.timing_key, frames, took_s, slot_s)
 
     def succeed_untracked(self, batch: AssignedBatch, first: int, n: int, took_s: float) -> None:
         """Reports frames that succeeded without a result and were never in `running`."""
@@ -190,7 +196,7 @@ class FrameTable:
         for token_range in ranges:
             for batch in tuple(self.batches.values()):
                 if batch.series is not None and intersect_range(token_range, batch.next, batch.end):
-                    self._hand_back(batch.series)
+                    self._hand_back(batch.series, all_frames=False)
 
     def stop(self, frame: RunningFrame, stop: StopReason) -> None:
         """Requests a stop, and kills the frame `kill_after_s` later."""
@@ -204,7 +210,7 @@ class FrameTable:
     def drop_waiting(self, stop: StopReason) -> None:
         """Ends all frames that have not started; those in series are handed back."""
         for series in {batch.series for batch in self.batches.values() if batch.series is not None}:
-            self._hand_back(series)
+            self._hand_back(series, all_frames=True)
         for batch in tuple(self.batches.values()):
             self.fail_waiting(batch, stop)
 
@@ -263,11 +269,11 @@ class FrameTable:
             # Only async tasks run without a process: a runner of processes starts all frames of a batch it is given.
             size = n if task is not None and task.is_async else 1
             batches += [self._add_batch(assignment, assigned, (token, size)) for token in range(first, first + n, size)]
-        series = FrameSeries(batches)
+        series = FrameSeries(batches, self._loop.time())
         for batch in batches:
             batch.series = series
         self.capacity.reserve(series.work, 1)
-        series.timer = self._loop.call_later(HAND_BACK_AFTER_S, self._hand_back, series)
+        series.timer = self._loop.call_later(HAND_BACK_AFTER_S, partial(self._hand_back, series, all_frames=False))
         return series.next_batch()
 
     def _refuse_unrunnable(self, work: Work, token_range: TokenRange) -> bool:
@@ -324,11 +330,14 @@ class FrameTable:
             batch.next = batch.end
             self.batches.pop(batch.first, None)
 
-    def _hand_back(self, series: FrameSeries) -> None:
-        """Returns the frames of a series that have not started to the servers."""
+    def _hand_back(self, series: FrameSeries, *, all_frames: bool) -> None:
+        """Returns the frames of a series that have not started to the servers; see `FrameSeries.take_unstarted`."""
         failpoints.hit("worker.before_hand_back")
-        for batch in series.unstarted_batches():
-            self.fail_waiting(batch, HANDED_BACK)
+        for batch, first in series.take_unstarted(all_frames=all_frames):
+            for token in range(first, batch.end):
+                self._drop(batch, token, HANDED_BACK)
+            batch.end = min(batch.end, first)
+            self.remove_started_batch(batch)
 
     def _refuse(self, token_range: TokenRange, code: str, reason: str) -> None:
         FRAMES_REFUSED.labels(code).inc(token_range[1])

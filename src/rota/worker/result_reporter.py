@@ -61,8 +61,8 @@ class ResultReporter:
         self._done: list[TokenRange] = []
         self._duration_ms = 0.0
         self._ends: list[AttemptResult] = []
-        self._durations: dict[int, tuple[int, float]] = {}
-        """Frames that ended and their total duration in seconds, by timing key."""
+        self._durations: dict[int, tuple[int, float, float]] = {}
+        """By timing key: frames that ended, and for how many seconds they ran and kept their slots in total."""
         self._in_flight: tuple[TokenRange, ...] = ()
         self._count = 0
         self._bytes = 0
@@ -87,10 +87,10 @@ class ResultReporter:
         self._bytes += _estimated_bytes(end)
         self._on_added(1)
 
-    def add_duration(self, timing_key: int, frames: int, took_s: float) -> None:
-        """Adds how long frames ran in total; it goes with the next report."""
-        known, total_s = self._durations.get(timing_key, (0, 0.0))
-        self._durations[timing_key] = (known + frames, total_s + took_s)
+    def add_duration(self, timing_key: int, frames: int, run_s: float, slot_s: float) -> None:
+        """Adds how long frames ran, and kept their slots, in total; it goes with the next report."""
+        known, total_run_s, total_slot_s = self._durations.get(timing_key, (0, 0.0, 0.0))
+        self._durations[timing_key] = (known + frames, total_run_s + run_s, total_slot_s + slot_s)
 
     def unconfirmed_tokens(self) -> list[TokenRange]:
         """Tokens whose reports are not confirmed. Thread-safe: each part is copied in one step."""
@@ -156,7 +156,7 @@ class ResultReporter:
         if not self._in_flight:
             return None
         durations, self._durations = self._durations, {}
-        timings = [(key, frames, round(total_s * 1e6)) for key, (frames, total_s) in durations.items()]
+        timings = [(key, n, round(run_s * 1e6), round(slot_s * 1e6)) for key, (n, run_s, slot_s) in durations.items()]
         return Report(self._worker, done, ends, duration_ms, timings)
 
     async def _store(self, report: Report) -> None:

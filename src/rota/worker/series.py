@@ -20,9 +20,10 @@ them: servers assign series that they expect to end in half of it."""
 
 
 class FrameSeries:
-    __slots__ = ("current", "running", "timer", "unended", "waiting", "work")
+    __slots__ = ("current", "has_run", "running", "since", "timer", "unended", "waiting", "work")
 
-    def __init__(self, batches: Iterable[AssignedBatch]) -> None:
+    def __init__(self, batches: Iterable[AssignedBatch], now: float) -> None:
+        """`now`: by the clock of the event loop."""
         self.waiting = deque(batches)
         """Batches that no runner has yet."""
         self.work: Work = self.waiting[0].work
@@ -33,14 +34,26 @@ class FrameSeries:
         """The batch that a runner has."""
         self.running: RunningFrame | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.since = now
+        """When its slot became free for the next frame."""
+        self.has_run = False
+        """A frame of it has started."""
 
     def next_batch(self) -> AssignedBatch | None:
         self.current = self.waiting.popleft() if self.waiting else None
         return self.current
 
-    def unstarted_batches(self) -> list[AssignedBatch]:
-        """Batches with frames that have not started; none of them is started any more."""
+    def take_slot_time(self, now: float) -> float:
+        """Seconds for which the frames that end now have kept the slot."""
+        since, self.since = self.since, now
+        return now - since
+
+    def take_unstarted(self, *, all_frames: bool) -> list[tuple[AssignedBatch, int]]:
+        """Batches with frames that have not started, and the first of these that is to be given up; none of them is
+        started any more. Unless all are wanted, a series of which nothing has run keeps its first frame, so that its
+        slot is not taken to be free: the worker may be too busy to start anything."""
         current = [self.current] if self.current is not None else []
         unstarted = [batch for batch in (*current, *self.waiting) if batch.remaining]
         self.waiting.clear()
-        return unstarted
+        keeps_first = not all_frames and not self.has_run
+        return [(batch, batch.next + (keeps_first and batch is self.current)) for batch in unstarted]

@@ -140,12 +140,24 @@ async def test_durations_of_frames_are_reported_by_their_work(server, start):
     await server.ended(tokens[0], len(tokens))
     found = {}
     for report in server.reports:
-        for key, frames, total_us in report.timings:
-            known = found.setdefault(key, [0, 0])
-            known[0] += frames
-            known[1] += total_us
-    assert {key: frames for key, (frames, _) in found.items()} == {KEY: 3, KEY + 1: 3, KEY + 2: 3}
-    assert found[KEY + 1][1] >= 60_000 > max(found[KEY][1], found[KEY + 2][1])
+        for key, *times in report.timings:
+            found[key] = [known + more for known, more in zip(found.get(key, [0, 0, 0]), times, strict=True)]
+    assert {key: frames for key, (frames, _, _) in found.items()} == {KEY: 3, KEY + 1: 3, KEY + 2: 3}
+    assert all(run_us <= slot_us + frames for frames, run_us, slot_us in found.values())
+    for kept in (1, 2):
+        assert found[KEY + 1][kept] >= 60_000 > max(found[KEY][kept], found[KEY + 2][kept])
+
+
+@pytest.mark.usefixtures("patience")
+async def test_time_for_which_a_frame_waits_for_a_process_counts_as_time_on_its_slot(server, start):
+    await start(offer={"slots": 2, "cores": 2}, processes=1)
+    busy = await server.send("naps_sync", args=[0.3])
+    await server.began(busy)
+    tokens = await send_series(server, ("add_sync", 1), ("add_sync", 2))
+    assert await ends_of(server, tokens) == [1, 2]
+    [(key, frames, run_us, slot_us)] = [each for report in server.reports for each in report.timings if each[0] == KEY]
+    assert (key, frames) == (KEY, 1)
+    assert run_us < 100_000 < slot_us
 
 
 @pytest.mark.usefixtures("patience")
@@ -176,18 +188,41 @@ async def test_recall_reaches_only_the_series_of_its_frames(server, start):
 
 
 @pytest.mark.usefixtures("patience")
-async def test_series_recalled_before_its_first_frame_started_releases_its_slot(server, start):
-    """No process is free for it yet."""
+async def test_series_of_which_nothing_has_run_keeps_its_first_frame_when_recalled(server, start):
+    """No process is free for it: if it gave up its slot, it would be assigned to the same slot again."""
     await start(offer={"slots": 2, "cores": 2}, processes=1)
+    busy = await server.send("naps_sync", args=[0.3])
+    await server.began(busy)
+    tokens = await send_series(server, ("add_sync", 1), ("add_sync", 2), ("add_sync", 3))
+    await server.held(tokens[0])
+    await recall(server, (tokens[0], 3))
+    assert await ends_of(server, tokens[1:]) == [HANDED_BACK] * 2
+    assert busy not in server.ends
+    assert await ends_of(server, tokens[:1]) == [1]
+    again = await send_series(server, ("add", 1), ("add", 2))
+    assert await ends_of(server, again) == [1, 2]
+
+
+async def test_series_of_which_nothing_has_run_keeps_its_first_frame_without_a_request(server, start):
+    await start(offer={"slots": 2, "cores": 2}, processes=1)
+    busy = await server.send("naps_sync", args=[0.8])
+    await server.began(busy)
+    tokens = await send_series(server, ("add_sync", 1), ("add_sync", 2))
+    assert await ends_of(server, tokens[1:]) == [HANDED_BACK]
+    assert busy not in server.ends
+    assert await ends_of(server, tokens[:1]) == [1]
+
+
+@pytest.mark.usefixtures("patience")
+async def test_draining_worker_hands_back_a_series_of_which_nothing_has_run(server, start):
+    worker = await start(offer={"slots": 2, "cores": 2}, processes=1)
     busy = await server.send("naps_sync", args=[0.3])
     await server.began(busy)
     tokens = await send_series(server, ("add_sync", 1), ("add_sync", 2))
     await server.held(tokens[0])
-    await recall(server, (tokens[0], 2))
+    await worker.drain()
     assert await ends_of(server, tokens) == [HANDED_BACK] * 2
-    assert busy not in server.ends
-    again = await send_series(server, ("add", 1), ("add", 2))
-    assert await ends_of(server, again) == [1, 2]
+    assert await ends_of(server, [busy]) == [0.3]
 
 
 async def test_frames_behind_a_long_one_are_handed_back_without_a_request(server, start):

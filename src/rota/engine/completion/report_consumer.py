@@ -95,8 +95,8 @@ class ReportConsumer:
                 succeeded[report.worker].add(report.done, frames, report.took_ms)
             if report.ends:
                 ends[report.worker] += report.ends
-            for timing_key, n, total_us in report.timings:
-                self.durations.record(timing_key, n, total_us / 1e6)
+            for timing_key, n, run_us, slot_us in report.timings:
+                self.durations.record(timing_key, n, run_us / 1e6, slot_us / 1e6)
             acknowledgements.append(None)
             reports.append(report)
         locked = await self._finish_succeeded(succeeded)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
@@ -26,6 +27,7 @@ from rota.engine.dispatch.booking_requests import (
     booking_requests,
     frames_with,
     job_of,
+    series_limit,
     series_requests,
     split_by_size,
 )
@@ -33,7 +35,14 @@ from rota.engine.dispatch.concurrency_limits import ConcurrencyLimiter
 from rota.engine.dispatch.parked_jobs import ParkedJobs
 from rota.engine.dispatch.pending_queues import BookingMoment, PendingQueue, PendingQueues
 from rota.engine.dispatch.rounds import Round, RoundPart
-from rota.engine.dispatch.series import SeriesLimit, WorkDurations, timing_key_of
+from rota.engine.dispatch.series import (
+    ALONE,
+    SERIES_BYTES_MAX,
+    SeriesLength,
+    WorkDurations,
+    slots_to_use,
+    timing_key_of,
+)
 from rota.engine.dispatch.series_recall import SeriesRecall
 from rota.engine.dispatch.state_writer import JobStateWriter
 from rota.engine.tracing import JobTracer, TracedDispatch, end_spans, now_ns
@@ -76,9 +85,6 @@ LAYERS = query(__package__, "layers_to_run")
 
 CACHE_MAX: Final = 10_000
 BOOKING_BACKOFF: Final = Backoff(0.05, 2.0)
-LENGTH_TOLERANCE: Final = 2
-"""A series may be so much longer than expected by now, if so many frames were claimed for it: giving some back costs
-more than a series that takes a little longer."""
 SERIES_FULL: Final = "series_full"
 """Frames for which there was no slot, because those before them take longer than expected."""
 
@@ -196,35 +202,42 @@ class Assigner:
     def _requests(
         self, part: RoundPart, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
     ) -> PartRequests:
-        lengths = {work: self._series_length(work) for work in {executions[each.layer].work for each in claimed}}
-        if lengths and part.plan.runs_series:
-            part.pending.series_length = min(lengths.values())
+        lengths = self._series_lengths(claimed, executions) if part.plan.runs_series else [ALONE] * len(claimed)
+        if lengths:
+            part.pending.series_length = reduce(SeriesLength.shortest, {*lengths})
         allowed = self.parked_jobs.slots_of({each.job for each in claimed}) if part.plan.runs_series else None
         slots = part.plan.planned if allowed is None else min(part.plan.planned, allowed)
-        if sum(len(each.tokens) for each in claimed) <= slots:
+        frames = [len(each.tokens) for each in claimed]
+        used = slots_to_use(slots, zip(frames, lengths, strict=True))
+        if sum(frames) <= used:
             return booking_requests(part, claimed, executions)
-        limited = part.pending.key.show in self.concurrency_limiter.limited
+        longest, is_limited = part.series_length.frames_max, part.pending.key.show in self.concurrency_limiter.limited
+        limits = [
+            series_limit(each, executions[each.layer], length, longest, alike=not is_limited)
+            for each, length in zip(claimed, lengths, strict=True)
+        ]
+        return series_requests(part, claimed, executions, limits, used)
 
-        def limit_of(each: ClaimedRange) -> SeriesLimit:
-            """A retry runs alone: the frame that ends its worker is found by its losses."""
+    def _series_lengths(
+        self, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
+    ) -> list[SeriesLength]:
+        """A retry runs alone: the frame that ends its worker is found by its losses. So do frames that must not run
+        again when their worker is lost: it is not known which of a series had started."""
+        by_work: dict[bytes, SeriesLength] = {}
+        lengths: list[SeriesLength] = []
+        for each in claimed:
             execution = executions[each.layer]
-            alone = each.attempt > 1 or not execution.may_rerun or not part.plan.runs_series
-            length = lengths[execution.work]
-            return SeriesLimit(
-                1 if alone or length == 1 else max(length, min(part.series_length, LENGTH_TOLERANCE * length)),
-                each.layer if execution.capped or limited else None,
-                len(each.payload or execution.input or b""),
-            )
-
-        return series_requests(part, claimed, executions, limit_of, slots)
-
-    def _series_length(self, work: bytes) -> int:
-        """Frames that must not run again after the loss of their worker are in no series: it is not known which of them
-        had started."""
-        return self.durations.frames_max(self._timing_key(work)) if self._reruns_lost(work) else 1
-
-    def _reruns_lost(self, work: bytes) -> bool:
-        return self.finisher.reruns_lost(self._decode_work(work))
+            length = by_work.get(execution.work)
+            if length is None:
+                reruns = self.finisher.reruns_lost(self._decode_work(execution.work))
+                length = self.durations.series_length(self._timing_key(execution.work)) if reruns else ALONE
+                by_work[execution.work] = length
+            if each.attempt > 1 or not execution.may_rerun:
+                length = ALONE
+            elif size := len(each.payload or execution.input or b""):
+                length = length.at_most(SERIES_BYTES_MAX // size)
+            lengths.append(length)
+        return lengths
 
     def _timing_key(self, work: bytes) -> int:
         key = self._timing_keys.get(work)
@@ -448,7 +461,7 @@ class Assigner:
             for job, tokens in parked.items():
                 REFUSALS.labels(Reason.QUOTA_JOB.value).inc(len(tokens))
                 await self.queue.park(tokens, job, rest_of=pending.lanes)
-                self.parked_jobs.add(job, pending.series_length)
+                self.parked_jobs.add(job, pending.series_length.frames_max)
             if refused:
                 reason = pending.reason.value if pending.reason else "quota"
                 REFUSALS.labels(SERIES_FULL if len(refused) == len(booking.left_over) else reason).inc(len(refused))
@@ -534,4 +547,5 @@ def _layer_execution(row: Record) -> LayerExecution:
         row["ends_as"],
         row["first_frame"],
         row["frame_step"],
+        single=row["frames"] == row["int_layers"] == 1,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 from uuid import UUID
@@ -20,7 +21,7 @@ from rota.accounting.ledger import (
 )
 from rota.engine.dispatch.pending_queues import PendingQueue
 from rota.engine.dispatch.rounds import RoundPart
-from rota.engine.dispatch.series import SeriesLimit, SeriesSegment, split_into_series
+from rota.engine.dispatch.series import SeriesLength, SeriesLimit, SeriesSegment, split_into_series
 from rota.model.ids import JobId, LayerId, PoolId
 from rota.model.token_ranges import to_ranges
 from rota.model.units import Centicores
@@ -30,6 +31,10 @@ from rota.queue.claims import ClaimedRange
 MESSAGE_BYTES_MAX: Final = 400_000
 """Of inputs, commands and environments in one message, unless it has a single range of frames, or a single series.
 NATS accepts 1 MiB, which holds the largest input with the largest command and environment."""
+
+LENGTH_TOLERANCE: Final = 2
+"""A series may be so much longer than expected by now, if so many frames were claimed for it: giving some back costs
+more than a series that takes a little longer."""
 
 
 class LayerExecution(msgspec.Struct, frozen=True):
@@ -42,6 +47,8 @@ class LayerExecution(msgspec.Struct, frozen=True):
     ends_as: str | None
     first_frame: int
     step: int
+    single: bool = False
+    """Its job has this frame only."""
     jobs_max: int = 0
     """Concurrent jobs of the show, from the policy decision that admitted the job; 0: unlimited."""
     may_rerun: bool = True
@@ -102,20 +109,36 @@ def booking_requests(part: RoundPart, claimed: Sequence[ClaimedRange], execution
     return PartRequests(requests)
 
 
+def series_limit(
+    claimed: ClaimedRange, execution: LayerExecution, length: SeriesLength, longest: int, *, alike: bool
+) -> SeriesLimit:
+    """`longest`: frames that the claim was made for, per slot. `alike`: no quota counts jobs one by one, so frames of
+    jobs that have only one may share a charge, unless they are capped."""
+    most = length.frames_max
+    return SeriesLimit(
+        max(most, min(longest, LENGTH_TOLERANCE * most)) if most > 1 else 1,
+        None if alike and execution.single and not execution.capped else claimed.layer,
+        execution.work,
+        len(claimed.payload or execution.input or b""),
+    )
+
+
 def series_requests(
     part: RoundPart,
     claimed: Sequence[ClaimedRange],
     executions: Executions,
-    limit_of: Callable[[ClaimedRange], SeriesLimit],
+    limits: Sequence[SeriesLimit],
     slots: int,
 ) -> PartRequests:
-    """The same for frames in series: one series per slot, of which about so many can be used."""
+    """The same for frames in series: one series per slot, of which about so many are to be used."""
     pools = {portion.worker: portion.pool_id for portion in part.plan.portions}
-    series = split_into_series(claimed, slots, limit_of)
+    divided = list(split_into_series(claimed, slots, limits))
+    used_share = min(1.0, len(divided) / part.plan.planned)
+    series = iter(divided)
     of_layers: dict[tuple[UUID, LayerId], list[list[WorkerSlice]]] = defaultdict(list)
     mixed: dict[UUID, list[list[WorkerSlice]]] = defaultdict(list)
     for portion in part.plan.portions:
-        for segments in islice(series, portion.n):
+        for segments in islice(series, math.ceil(portion.n * used_share)):
             slices = _slices(segments, portion.worker, executions)
             layer = slices[0].claimed_range.layer
             alone = not slices[0].series and not slices[0].runnable.capped

@@ -37,6 +37,7 @@ from rota.engine.dispatch.ordering import (
     share_usage,
 )
 from rota.engine.dispatch.queue_groups import QueueGroups
+from rota.engine.dispatch.series import ALONE, SeriesLength
 from rota.engine.dispatch.share_rooms import ShareMoment, ShareReservation, ShareRooms
 from rota.infra.clock import Clock
 from rota.model.ids import DeptId, FolderId, PoolId, ShowId
@@ -105,8 +106,8 @@ class PendingQueue(msgspec.Struct, eq=False):
     """Counts notifications and returned frames: what arrives during a claim may not be in its result."""
     resets: int = 0
     """How often limits, workers or routes have changed so far."""
-    series_length: int = 1
-    """Frames that the last round could give to one slot."""
+    series_length: SeriesLength = ALONE
+    """How many frames of those that were claimed last share a slot."""
     alone: bool = False
     """Its last round failed, perhaps because of one of its frames: until a round succeeds it shares none."""
 

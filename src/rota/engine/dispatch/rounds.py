@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from rota.engine.dispatch.ordering import SchedulingOrder
 from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingQueue, PendingQueues
-from rota.engine.dispatch.series import frames_to_claim
+from rota.engine.dispatch.series import ALONE, ROUND_FRAMES_MAX, frames_to_claim
 from rota.engine.dispatch.share_rooms import ShareReservation
 from rota.model.ids import ShowId
 from rota.model.reasons import Reason
@@ -33,16 +33,23 @@ class RoundPart:
     __slots__ = ("arrivals", "frames", "pending", "plan", "reservation", "series_length", "share")
 
     def __init__(
-        self, pending: PendingQueue, plan: PlacementPlan, reservation: CapacityReservation, share: ShareReservation
+        self,
+        pending: PendingQueue,
+        plan: PlacementPlan,
+        reservation: CapacityReservation,
+        share: ShareReservation,
+        frames_max: int,
     ) -> None:
+        """`frames_max`: what the other parts of its round have left for frames in series."""
         self.pending = pending
         self.plan = plan
         self.reservation = reservation
         self.share = share
         self.arrivals = pending.arrivals
-        self.series_length = pending.series_length if pending.series_length > 1 and plan.runs_series else 1
-        """Frames that each slot may get."""
-        self.frames = frames_to_claim(plan.planned, self.series_length, pending.claimable if pending.counted else None)
+        self.series_length = pending.series_length if plan.runs_series else ALONE
+        """How many frames each slot may get."""
+        waiting = pending.claimable if pending.counted else None
+        self.frames = frames_to_claim(plan.planned, self.series_length, waiting, frames_max)
         """To be claimed: one for each slot of the plan, or a series."""
 
 
@@ -83,7 +90,7 @@ class RoundPlanner:
         """
         most = self.pending_queues.frames_max(pending, self.registry.fitting_frames(pending.key.cls))
         parts: list[RoundPart] = []
-        planned = divided = lanes = misses = 0
+        planned = divided = lanes = misses = frames = 0
         for each, dividing, room in self._queues_of_round(pending, order):
             lanes += len(each.lanes)
             if parts and (planned >= most or lanes > LANES_MAX or misses == MISSES_MAX):
@@ -91,9 +98,10 @@ class RoundPlanner:
             left = most - planned
             if dividing:
                 left = min(left, max(1, math.ceil((room - divided) / dividing)))
-            part = self._plan_part(each, each.frames_claimable(left))
+            part = self._plan_part(each, each.frames_claimable(left), max(0, ROUND_FRAMES_MAX - frames))
             if part is not None:
                 parts.append(part)
+                frames += part.frames
                 planned += part.plan.planned
                 divided += part.plan.planned if dividing else 0
             elif not parts:
@@ -134,12 +142,13 @@ class RoundPlanner:
         pools = self.registry.usable_pools(pending.key.cls)
         return min(fitting, sum(limits.get(pool, fitting) for pool in pools))
 
-    def _plan_part(self, pending: PendingQueue, most: int) -> RoundPart | None:
+    def _plan_part(self, pending: PendingQueue, most: int, frames_max: int) -> RoundPart | None:
         queues, cls = self.pending_queues, pending.key.cls
         limits = queues.share_limits(pending)
         plan = self.registry.plan(cls, min(most, queues.budget_of(pending)), at_most=limits)
         if plan.portions:
-            return RoundPart(pending, plan, self.registry.reserve(plan), queues.reserve_share(pending, plan))
+            reservation, share = self.registry.reserve(plan), queues.reserve_share(pending, plan)
+            return RoundPart(pending, plan, reservation, share, frames_max)
         if plan.refusal is Reason.NO_POOL_MAPPING:
             pending.reason = plan.refusal  # waiting would not help
         else:

@@ -1,8 +1,14 @@
 """Frames in series: which frames share a slot, and how many (ADR 23). No I/O.
 
-With few slots the rate of short frames is one dispatch round trip per frame, unless each slot gets several of them. How
-many is decided by how long frames of the same work have taken: a series is expected to end within `SERIES_S`. New work
-is unknown, so its frames begin alone, and a series is never longer than the number of frames seen.
+With few slots the rate of short frames is one dispatch round trip per frame, unless each slot gets several of them.
+With many slots a booking per frame is what costs most. How many frames share a slot is decided by how long frames of
+the same work have taken:
+
+- a series is expected to end within `SERIES_S`, and frames that wait for a slot are divided so;
+- frames that are expected to end within `PACKED_S` share a slot even while others are free: that is over before another
+  slot could be booked.
+
+New work is unknown, so its frames begin alone, and a series is never longer than the number of frames seen.
 
 The durations come from the workers' reports and are kept in memory: they are advice. When they are wrong, frames wait
 in a series until their worker hands them back.
@@ -12,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from rota.model.ids import LayerId
@@ -21,34 +27,76 @@ from rota.queue.tokens import CLAIM_MAX
 
 SERIES_S: Final = 0.1
 """Expected time from the first start to the last end in a series."""
+PACKED_S: Final = 0.002
 SERIES_FRAMES_MAX: Final = 256
+SERIES_FRAMES_MIN: Final = 4
+"""If a round could not give so many frames to each slot, frames run alone, or packed: shorter series cost PostgreSQL
+more than they save."""
 ROUND_FRAMES_MAX: Final = 1024
 """Frames in one round with series."""
-SERIES_INPUT_BYTES_MAX: Final = 64 * 1024
-"""Of the inputs of one series, which is sent in one message."""
+SERIES_BYTES_MAX: Final = 64 * 1024
+"""Of the works and inputs of one series, which is sent in one message."""
 WINDOW_FRAMES: Final = 64
-"""Frames that the mean duration reaches back, if they are reported one by one."""
+"""Frames that the mean durations reach back, if they are reported one by one."""
 WORKS_MAX: Final = 10_000
 
 
+class SeriesLength(NamedTuple):
+    """How many frames of a work share a slot."""
+
+    frames_max: int = 1
+    """1: they run alone."""
+    packed: int = 1
+    """While slots are free."""
+
+    def shortest(self, other: SeriesLength) -> SeriesLength:
+        return SeriesLength(min(self.frames_max, other.frames_max), min(self.packed, other.packed))
+
+    def at_most(self, frames: int) -> SeriesLength:
+        return self if frames >= self.frames_max else self.shortest(SeriesLength(max(1, frames), max(1, frames)))
+
+
+ALONE: Final = SeriesLength()
+
+
+class _MeanDurations(NamedTuple):
+    seen: int = 0
+    run_s: float = 0.0
+    """From the start of a frame to its end."""
+    slot_s: float = 0.0
+    """How long it kept its slot: waiting for its turn on the worker counts."""
+
+
 class WorkDurations:
-    """Mean duration of frames by timing key, and how many were seen."""
+    """Mean durations of frames by timing key."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, float]] = {}
+        self._known: dict[int, _MeanDurations] = {}
 
-    def record(self, timing_key: int, frames: int, total_s: float) -> None:
-        seen, mean_s = self._known.pop(timing_key, (0, 0.0))
-        weight = frames / (frames + min(seen, WINDOW_FRAMES))
-        self._known[timing_key] = (seen + frames, mean_s + (total_s / frames - mean_s) * weight)
+    def record(self, timing_key: int, frames: int, run_s: float, slot_s: float) -> None:
+        """So many frames took this long in total."""
+        mean = self._known.pop(timing_key, _MeanDurations())
+        weight = frames / (frames + min(mean.seen, WINDOW_FRAMES))
+        self._known[timing_key] = _MeanDurations(
+            mean.seen + frames,
+            mean.run_s + (run_s / frames - mean.run_s) * weight,
+            mean.slot_s + (slot_s / frames - mean.slot_s) * weight,
+        )
         if len(self._known) > WORKS_MAX:
             del self._known[next(iter(self._known))]
 
-    def frames_max(self, timing_key: int) -> int:
-        """Frames of this work in one series; 1: they run alone."""
-        seen, mean_s = self._known.get(timing_key, (0, 0.0))
-        expected = SERIES_S / mean_s if mean_s > 0 else math.inf
-        return max(1, int(min(expected, seen, SERIES_FRAMES_MAX)))
+    def series_length(self, timing_key: int) -> SeriesLength:
+        """How many frames of this work share a slot."""
+        mean = self._known.get(timing_key)
+        if mean is None:
+            return ALONE
+        most = min(mean.seen, SERIES_FRAMES_MAX)
+        frames_max = _quotient(SERIES_S, mean.slot_s, most)
+        return SeriesLength(frames_max, _quotient(PACKED_S, mean.run_s, frames_max))
+
+
+def _quotient(limit_s: float, mean_s: float, most: int) -> int:
+    return max(1, int(min(limit_s / mean_s, most) if mean_s > 0 else most))
 
 
 def _is_next_claimed(before: range, token: int) -> bool:
@@ -62,17 +110,24 @@ def timing_key_of(work: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(work, digest_size=6).digest()) or 1
 
 
-def frames_to_claim(slots: int, length: int, waiting: int | None) -> int:
-    """How many frames to claim for so many slots; `waiting`: as far as they are counted.
+def frames_to_claim(slots: int, length: SeriesLength, waiting: int | None, frames_max: int = ROUND_FRAMES_MAX) -> int:
+    """How many frames to claim for so many slots, `frames_max` at most unless all run alone; `waiting`: as far as they
+    are counted.
 
     Towards the end of a queue series become shorter, so that all slots end at about the same time.
     """
-    if length <= 1:
-        return slots
-    most = min(length, ROUND_FRAMES_MAX // slots)
-    if waiting is not None:
-        most = min(most, math.ceil(waiting / (2 * slots)))
-    return slots * max(1, most)
+    each = min(length.frames_max, frames_max // slots)
+    if frames_max // slots < SERIES_FRAMES_MIN:
+        each = 1
+    elif waiting is not None:
+        each = min(each, math.ceil(waiting / (2 * slots)))
+    packed = slots * length.packed if waiting is None else min(slots * length.packed, waiting)
+    return max(slots, slots * each, min(packed, frames_max))
+
+
+def slots_to_use(slots: int, frames: Iterable[tuple[int, SeriesLength]]) -> int:
+    """How many of the slots claimed frames are divided between: so many frames of such a length, by work."""
+    return max(1, min(slots, math.ceil(sum(n / length.packed for n, length in frames))))
 
 
 class SeriesLimit(NamedTuple):
@@ -81,7 +136,8 @@ class SeriesLimit(NamedTuple):
     frames_max: int
     """Frames of this kind in one series."""
     group: LayerId | None
-    """None: with any others that have none. A layer with caps is charged for its own frames only."""
+    """None: with any others that have none."""
+    work: bytes
     input_bytes: int
 
 
@@ -93,7 +149,7 @@ class SeriesSegment(NamedTuple):
 
 
 def split_into_series(
-    claimed: Sequence[ClaimedRange], slots: int, limit_of: Callable[[ClaimedRange], SeriesLimit]
+    claimed: Sequence[ClaimedRange], slots: int, limits: Iterable[SeriesLimit]
 ) -> Iterator[list[SeriesSegment]]:
     """Divide claimed frames, in order, between so many slots: a series each. No others' tokens are in between.
 
@@ -103,15 +159,16 @@ def split_into_series(
     remaining = sum(len(each.tokens) for each in claimed)
     series: list[SeriesSegment] = []
     group: LayerId | None = None
+    work = b""
     used = frames = size = most = 0.0
-    for each in claimed:
-        limit = limit_of(each)
+    for each, limit in zip(claimed, limits, strict=True):
         first, end = each.tokens.start, each.tokens.stop
         while first < end:
             joins = bool(series) and group == limit.group and _is_next_claimed(series[-1].tokens, first)
             room = math.floor((1 - used) * limit.frames_max + 1e-9) if joins else 0
             room = min(room, int(most - frames))
-            if size + limit.input_bytes > SERIES_INPUT_BYTES_MAX:
+            more = limit.input_bytes + (0 if limit.work == work else len(limit.work))
+            if size + more > SERIES_BYTES_MAX:
                 room = 0
             if room < 1:
                 if series:
@@ -119,12 +176,14 @@ def split_into_series(
                     slots -= 1
                 series, group = [], limit.group
                 used = frames = size = 0.0
+                more = limit.input_bytes + len(limit.work)
                 most = max(1, math.ceil(remaining / max(1, slots)))
                 room = min(limit.frames_max, int(most))
             n = min(room, end - first)
             series.append(SeriesSegment(each, range(first, first + n)))
             used += n / limit.frames_max
-            size += limit.input_bytes
+            size += more
+            work = limit.work
             frames += n
             remaining -= n
             first += n

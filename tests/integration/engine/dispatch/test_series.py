@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rota import context
+from rota.engine.dispatch.series import SeriesLength
 from rota.infra import failpoints
 from rota.infra.failpoints import FaultPlan
 from rota.model.errors import NatsUnavailable
@@ -16,6 +17,10 @@ from tests.support.waiting import until
 CHARGED = sql("SELECT coalesce(sum(int_cores_reserved), 0)::bigint FROM rota.proc")
 SERIES = sql("SELECT count(*) FROM rota.proc WHERE series_first IS NOT NULL")
 LONGEST = sql("SELECT coalesce(max(token - series_first + 1), 0) FROM rota.proc")
+MIXED = sql(
+    "SELECT count(*) FROM rota.proc p JOIN rota.proc carrier"
+    " ON p.token BETWEEN carrier.series_first AND carrier.token AND p.pk_job <> carrier.pk_job"
+)
 FOLLOWER = sql(
     "SELECT p.pk_job FROM rota.proc p JOIN rota.proc first ON first.pk_job = $1::uuid"
     " WHERE NOT p.b_ended AND p.token > first.token LIMIT 1"
@@ -61,10 +66,10 @@ def patience(monkeypatch):
     monkeypatch.setattr("rota.worker.frame_table.HAND_BACK_AFTER_S", 3600.0)
 
 
-def know(farm, frames=100):
-    """As if all work had been seen, so that so many frames of it are in a series."""
+def know(farm, frames=100, packed=1):
+    """As if all work had been seen, so that so many frames of it are in a series; so many while slots are free."""
     for replica in farm.replicas:
-        replica.engine.dispatcher.durations.frames_max = lambda _: frames
+        replica.engine.dispatcher.durations.series_length = lambda _: SeriesLength(frames, packed)
 
 
 class Sampler:
@@ -128,6 +133,35 @@ async def test_single_jobs_share_slots_in_series(farm):
     assert seen["square"] == [3] * 400
     assert max(samples.cores) <= 200
     assert samples.series > 4
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("frames", [1, 3])
+async def test_only_jobs_of_one_frame_share_a_series_with_others(farm, frames):
+    """A job of several is charged for each of its own: what it has booked would be another's otherwise."""
+    await farm.worker(slots=2)
+    know(farm)
+    gate = hanging("mixed")
+    short = LayerSpec(task="brief-or-hang", input={"args": ["mixed", -1], "kwargs": {}})
+    hangs = LayerSpec(task="brief-or-hang", input={"args": ["mixed", 0], "kwargs": {}}, frames=frames)
+    layers = [short] * 40 + [hangs] * 100
+    submitted = await farm.submitter.submit([Submission(show="film", layers=(each,)) for each in layers])
+    await until(lambda: len(seen.get("mixed", ())) == 42, what="a frame that hangs on each slot")
+    assert await farm.database.value(SERIES) == 2
+    assert (await farm.database.value(MIXED) > 0) == (frames == 1)
+    gate.set()
+    for each in submitted:
+        assert await farm.ended(each.job) == "SUCCEEDED"
+
+
+async def test_very_short_frames_share_slots_that_are_free(farm):
+    await farm.worker(slots=16)
+    know(farm, frames=100, packed=50)
+    async with Sampler(farm) as samples:
+        job = await farm.submit("brief", frames=3000)
+        assert await farm.ended(job) == "SUCCEEDED"
+    assert samples.series > 16
+    assert sorted(seen["brief"]) == [(frame, 1) for frame in range(3000)]
 
 
 async def test_frames_of_unknown_work_are_in_no_series(farm):
