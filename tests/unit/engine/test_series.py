@@ -1,10 +1,13 @@
 """Which frames share a slot in a series, and how many."""
 
 import random
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
+from rota.accounting.ledger import BookingOutcome
+from rota.engine.dispatch.booking_requests import LayerExecution, booked_slices, frames_with, series_requests
 from rota.engine.dispatch.series import (
     ALONE,
     ROUND_FRAMES_MAX,
@@ -194,6 +197,37 @@ def test_works_of_a_series_fit_in_a_message():
     limits = {UUID(int=at): SeriesLimit(256, None, works[at % 2 if at < 4 else 0], 0) for at in range(6)}
     ranges = [claimed(10 + at, 1, at) for at in range(6)]
     assert split(ranges, 1, lambda each: limits[each.layer]) == [[10, 11], [12, 13], [14, 15]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_booked_frames_are_of_the_claim_that_has_their_tokens(seed):
+    """Else a worker would be told another frame number."""
+    rng = random.Random(seed)
+    ranges, executions, limits, first = [], {}, [], CLAIM_MAX
+    for _ in range(rng.randrange(1, 8)):
+        layer = rng.randrange(3)
+        each = claimed(first, rng.randrange(1, 4), layer)
+        capped = rng.random() < 0.5
+        executions[each.layer] = LayerExecution(b"", None, None, capped, None, 0, 1)
+        limits.append(SeriesLimit(rng.choice([1, 4]), rng.choice([None, each.layer]), b"", 0))
+        ranges.append(each)
+        first = (first // CLAIM_MAX + 1) * CLAIM_MAX
+    portions = [SimpleNamespace(worker=UUID(int=n), n=2, pool_id=UUID(int=9)) for n in range(rng.randrange(1, 4))]
+    plan = SimpleNamespace(portions=portions, planned=2 * len(portions))
+    cls = SimpleNamespace(need=SimpleNamespace(cores=100, gpus=0))
+    key = SimpleNamespace(cls=cls, folder=UUID(int=8), dept=UUID(int=7))
+    part = SimpleNamespace(plan=plan, pending=SimpleNamespace(key=key))
+    found = series_requests(part, ranges, executions, limits, rng.randrange(1, plan.planned + 1))
+    tokens = list(found.left_over)
+    for request in found.requests:
+        asked = list(request.asked.tokens)
+        booked = asked if rng.random() < 0.5 else asked[: rng.randrange(len(asked) + 1)]
+        slices = booked_slices(request, BookingOutcome(booked))
+        assert sum(len(of_slice) for _, of_slice in slices) == len(frames_with(request, booked))
+        for each, of_slice in slices:
+            assert all(token in each.claimed_range.tokens for token in of_slice)
+        tokens += frames_with(request, asked)
+    assert sorted(tokens) == [token for each in ranges for token in each.tokens]
 
 
 @pytest.mark.parametrize("seed", range(50))

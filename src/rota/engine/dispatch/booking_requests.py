@@ -258,7 +258,8 @@ def booked_slices(request: BookingRequest, outcome: BookingOutcome) -> list[Book
 
 
 def _booked_alone(request: BookingRequest, booked: Sequence[int]) -> list[BookedSlice]:
-    if isinstance(request.asked, BookingGroup):
+    """A request of several slices without series has one frame in each."""
+    if len(request.parts) == 1:
         return [(request.parts[0], booked)]
     if len(booked) == len(request.parts):
         return [(part, part.tokens) for part in request.parts]
