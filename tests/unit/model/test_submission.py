@@ -48,6 +48,8 @@ REFUSED = {
     "no layer": (Submission(show="film", layers=()), "at least one layer"),
     "too many layers": (job(*(LayerSpec(task=f"t{n}") for n in range(LAYERS_MAX + 1))), "101 layers"),
     "duplicate layer name": (job(LayerSpec(name="a", task="x"), LayerSpec(name="a", task="y")), "have the name 'a'"),
+    "a time before 1970": (job(LayerSpec(task="a"), run_at=datetime(1, 1, 1, tzinfo=UTC)), "out of range"),
+    "a time after 2999": (job(LayerSpec(task="a"), run_at=datetime(3000, 1, 1, tzinfo=UTC)), "out of range"),
     "nothing to run": (job(LayerSpec()), "either a task or an argv"),
     "task and argv": (job(LayerSpec(task="a", argv=("b",))), "either a task or an argv"),
     "an empty program": (job(LayerSpec(argv=("", "x"))), "begins with an empty argument"),

@@ -20,18 +20,31 @@ END $$;
 CREATE OR REPLACE FUNCTION rota.job_keys(shows uuid[], keys text[], jobs uuid[], digests bytea[])
 RETURNS SETOF rota.job_unwritten
 LANGUAGE plpgsql AS $$
+DECLARE
+  missing integer := cardinality(array_remove(keys, NULL));
+  inserted integer;
+  known rota.job_unwritten[];
 BEGIN
   BEGIN
-    INSERT INTO rota.idempotency_key (pk_show, key, pk_job, digest)
-    SELECT given.pk_show, given.key, given.pk_job, given.digest
-    FROM unnest(shows, keys, jobs, digests) WITH ORDINALITY AS given (pk_show, key, pk_job, digest, at)
-    WHERE given.key IS NOT NULL ORDER BY given.pk_show, given.key COLLATE "C", given.at
-    ON CONFLICT DO NOTHING;
-    IF EXISTS (SELECT FROM rota.job_keys_known(shows, keys, jobs, digests) AS k WHERE k.outcome = 'conflict') THEN
-      RAISE EXCEPTION USING ERRCODE = 'RT030';
-    END IF;
+    LOOP
+      INSERT INTO rota.idempotency_key (pk_show, key, pk_job, digest)
+      SELECT given.pk_show, given.key, given.pk_job, given.digest
+      FROM unnest(shows, keys, jobs, digests) WITH ORDINALITY AS given (pk_show, key, pk_job, digest, at)
+      WHERE given.key IS NOT NULL ORDER BY given.pk_show, given.key COLLATE "C", given.at
+      ON CONFLICT DO NOTHING;
+      GET DIAGNOSTICS inserted = ROW_COUNT;
+      missing := missing - inserted;
+      known := ARRAY(SELECT k FROM rota.job_keys_known(shows, keys, jobs, digests) AS k);
+      IF EXISTS (SELECT FROM unnest(known) AS k WHERE k.outcome = 'conflict') THEN
+        RAISE EXCEPTION USING ERRCODE = 'RT030';
+      END IF;
+      -- A key that was neither inserted nor found expired and was deleted in between: it is taken again.
+      EXIT WHEN missing <= cardinality(known) OR NOT EXISTS (
+        SELECT FROM unnest(shows, keys) AS given (pk_show, key) WHERE given.key IS NOT NULL AND NOT EXISTS (
+          SELECT FROM rota.idempotency_key k WHERE k.pk_show = given.pk_show AND k.key = given.key));
+    END LOOP;
   EXCEPTION WHEN SQLSTATE 'RT030' THEN
-    NULL;
+    known := ARRAY(SELECT k FROM rota.job_keys_known(shows, keys, jobs, digests) AS k);
   END;
-  RETURN QUERY SELECT * FROM rota.job_keys_known(shows, keys, jobs, digests);
+  RETURN QUERY SELECT * FROM unnest(known);
 END $$;

@@ -312,18 +312,18 @@ BEGIN
     END IF;
   END IF;
 
-  IF of_key IS NOT NULL THEN
+  WHILE of_key IS NOT NULL LOOP
     -- Waits for a concurrent transaction with the same key.
     INSERT INTO rota.idempotency_key (pk_show, key, pk_job, digest) VALUES (place.pk_show, of_key, of_job, of_digest)
     ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN
-      RETURN QUERY SELECT * FROM rota.job_keys_known(ARRAY[place.pk_show], ARRAY[of_key], ARRAY[of_job],
-                                                     ARRAY[of_digest]);
-      IF FOUND THEN
-        RETURN;
-      END IF;
+    EXIT WHEN FOUND;
+    RETURN QUERY SELECT * FROM rota.job_keys_known(ARRAY[place.pk_show], ARRAY[of_key], ARRAY[of_job], ARRAY[of_digest]);
+    IF FOUND THEN
+      RETURN;
     END IF;
-  END IF;
+    -- It is this job's already, or it expired and was deleted in between: then it is taken again.
+    EXIT WHEN EXISTS (SELECT FROM rota.idempotency_key k WHERE k.pk_show = place.pk_show AND k.key = of_key);
+  END LOOP;
 
   -- After the last statement that may wait for another transaction: an expired policy decision queues nothing.
   IF clock_timestamp() > said_until THEN

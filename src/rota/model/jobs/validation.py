@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
@@ -60,6 +60,9 @@ ENV_CHARS_MAX: Final = 32_768
 GPUS_MAX: Final = 1_000
 SECONDS_MAX: Final = 10 * 366 * 86_400.0
 COUNT_MAX: Final = 2**53 - 1
+EARLIEST_RUN_AT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST_RUN_AT: Final = datetime(3000, 1, 1, tzinfo=UTC)
+"""With any wait or deadline added, Python can still read the times of such a job."""
 CACHED_BYTES_MAX: Final = 4096
 """Larger submissions are not cached."""
 TASK_CONSTRAINT_PREFIX: Final = f"constraint.{TASK_CAPABILITY_PREFIX}"
@@ -178,6 +181,10 @@ def _validate_cached(bare: bytes, may_be_critical: bool, own: frozenset[str]) ->
 def _validate(submission: Submission, may_be_critical: bool, own: frozenset[str]) -> ValidatedSubmission:
     _check_fields(submission)
     _check_reserved_labels(submission, own)
+    if submission.run_at is not None and not EARLIEST_RUN_AT <= submission.run_at < LATEST_RUN_AT:
+        raise InvalidInput(
+            f"run_at {submission.run_at.isoformat()} is out of range: use a time from the year 1970 to the year 2999."
+        )
     priority = _priority(submission.priority, may_be_critical=may_be_critical)
     if not submission.layers:
         raise InvalidInput("A job needs at least one layer: add one with a task or an argv.")

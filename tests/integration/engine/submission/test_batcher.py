@@ -6,7 +6,9 @@ import pytest
 
 from rota.engine.submission.batcher import SubmissionBatcher
 from rota.engine.submission.submitter import Submitter
-from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, PostgresUnavailable
+from rota.infra.postgres import Database, PostgresTarget
+from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound, PostgresBusy, PostgresUnavailable
+from rota.model.jobs.submission import SubmitResult
 from tests.support.jobs import NO_EVENTS, a_show, task
 from tests.support.waiting import until
 
@@ -80,6 +82,43 @@ async def test_postgres_outage_fails_every_waiting_caller(submitter):
     submitter.write = fail
     outcomes = await submit_all(SubmissionBatcher(submitter), [task() for _ in range(5)])
     assert {type(one) for one in outcomes} == {PostgresUnavailable}
+
+
+async def test_submission_that_fails_unexpectedly_fails_no_other(submitter, monkeypatch):
+    real = submitter.write
+
+    async def write(plans, **more):
+        if any(plan.name == "odd" for plan in plans):
+            raise ValueError("a value that the driver cannot encode")
+        return await real(plans, **more)
+
+    monkeypatch.setattr(submitter, "write", write)
+    outcomes = await submit_all(SubmissionBatcher(submitter), [task(), task(name="odd"), task()])
+    assert [type(one) for one in outcomes] == [SubmitResult, ValueError, SubmitResult]
+
+
+@pytest.fixture
+async def impatient(submitter, database_url):
+    """A submitter that waits for a lock for 0.2 s."""
+    opened = await Database.open(PostgresTarget(url=database_url, lock_timeout_s=0.2))
+    yield CountingSubmitter(opened, NO_EVENTS)
+    await opened.close()
+
+
+async def test_key_held_by_a_transaction_delays_no_other_submission_for_long(submitter, impatient):
+    """It makes one batch wait for the lock; what is submitted with that key later waits apart."""
+    batcher = SubmissionBatcher(impatient)
+    async with submitter.database.transaction() as tx:
+        await submitter.submit([task(idempotency_key="held")], on=tx)
+        first = await submit_all(batcher, [task(idempotency_key="held"), task(idempotency_key="free"), task()])
+        assert [type(one) for one in first] == [PostgresBusy, SubmitResult, SubmitResult]
+        waiting = [asyncio.create_task(batcher.submit(task(idempotency_key="held"))) for _ in range(5)]
+        others = await submit_all(batcher, [task(), task(idempotency_key="other")])
+        assert [type(one) for one in others] == [SubmitResult, SubmitResult]
+        assert not any(one.done() for one in waiting)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert len({one.job for one in outcomes if isinstance(one, SubmitResult)}) == 1
+    assert {type(one) for one in outcomes} <= {SubmitResult, PostgresBusy}
 
 
 class HeldSubmitter(Submitter):
