@@ -170,19 +170,25 @@ class AccountingService:
         """Resolve outcomes that are old enough. Raises `Unavailable` and keeps the unresolved ones."""
         while self._unknown_commits and self._clock.monotonic() - self._unknown_commits[0][0] >= UNKNOWN_COMMIT_DELAY_S:
             oldest = self._unknown_commits[0]
-            await self.release_tombstoned(oldest[1])
+            for show in await self.release_tombstoned(oldest[1]):
+                # The last frame of a series ends its carrier with it, which had ended before and is not among these.
+                self._suspect(show)
             if self._unknown_commits and self._unknown_commits[0] is oldest:
                 self._unknown_commits.popleft()
 
-    async def release_tombstoned(self, tokens: Sequence[int]) -> int:
-        """Release in Redis those of the tokens that are tombstoned, in every managed show; returns how many."""
+    async def release_tombstoned(self, tokens: Sequence[int]) -> list[ShowId]:
+        """Release in Redis those of the tokens that are tombstoned, in every managed show; returns shows that have
+        any."""
         if self.live is None or not tokens:
-            return 0
-        released = 0
+            return []
+        shows: list[ShowId] = []
         for show, fence in (await self.managed_shows()).items():
             tombstoned = await allocations.tombstoned(self.database, show, tokens)
+            if not tombstoned:
+                continue
+            shows.append(show)
             try:
-                released += await self.live.release_tombstoned(show, fence, tombstoned) if tombstoned else 0
+                await self.live.release_tombstoned(show, fence, tombstoned)
             except ScriptFailed as error:
                 log.warning(
                     "tombstoned_release_failed",
@@ -190,7 +196,7 @@ class AccountingService:
                     code=error.code,
                     remedy="the next reconciliation repairs it",
                 )
-        return released
+        return shows
 
     def note_server_left(self) -> None:
         """Another server may have died, perhaps between the end of frames, or a change of limits, in PostgreSQL and in

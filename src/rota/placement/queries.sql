@@ -8,7 +8,10 @@ FROM (
   UNION
   SELECT p.* FROM rota.proc p WHERE p.token = ANY (rota.proc_carriers($1::bigint[], $2::bigint[]))
 ) AS p
-LEFT JOIN rota.layer l USING (pk_layer)
+-- The layer of the carrier is gone if its job has ended before the others.
+LEFT JOIN rota.layer l ON l.pk_layer = coalesce((
+  SELECT f.pk_layer FROM rota.proc f
+  WHERE f.token BETWEEN p.series_first AND p.token AND NOT f.b_ended ORDER BY f.token LIMIT 1), p.pk_layer)
 LEFT JOIN rota.queue_class q ON q.queue = l.queue
 LEFT JOIN rota.placement_class c USING (class_id)
 ORDER BY p.token

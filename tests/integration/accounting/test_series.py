@@ -238,3 +238,20 @@ async def test_followers_of_another_layer_than_their_carrier_keep_their_own(quot
     await book(quota, group)
     assert [row["pk_layer"] for row in await quota.database.rows(LAYERS)] == [layer] * 3 + [*batch.layers]
     await end(quota, *range(10, 14))
+
+
+@pytest.mark.parametrize("quota", ["managed"], indirect=True)
+@pytest.mark.parametrize("carrier_ended_before", [False, True])
+async def test_unknown_commit_of_the_last_end_of_a_series_releases_its_carrier(quota, monkeypatch, carrier_ended_before):
+    """Frames behind a long one are handed back before it ends, the carrier too, so the end of the long one deletes both."""
+    monkeypatch.setattr("rota.accounting.service.UNKNOWN_COMMIT_DELAY_S", 0.0)
+    await book(quota, layer_series(quota, (10, 14)))
+    if carrier_ended_before:
+        await end(quota, *range(11, 15))
+    last = [10] if carrier_ended_before else list(range(10, 15))
+    await allocations.delete(quota.database, quota.show, last)  # and its reply is lost
+    quota.accounting.add_unknown_commit(last)
+    await quota.accounting.resolve_unknown_commits()
+    if quota.accounting.suspected:
+        await quota.accounting.release_lost(quota.accounting.suspected)
+    assert await cores(quota) == 0

@@ -334,3 +334,17 @@ async def test_series_left_by_a_lost_session_runs_no_further(server, start, tmp_
     await until(lambda: len(server.workers) == 2, what="a new session")
     assert await server.run("nothing") is None
     assert not book.exists()
+
+
+@pytest.mark.usefixtures("patience")
+async def test_frame_with_a_slot_of_its_own_does_not_wait_for_a_whole_series(server, start, tmp_path):
+    """No frame of the series lets the event loop run."""
+    await start(offer={"slots": 2, "cores": 2})
+    book = tmp_path / "book"
+    tokens = await send_series(server, ("records_busy", str(book), 0, 0.004), n=100)
+    await until(lambda: book.exists(), what="the first frame")
+    alone = await server.send("records_busy", args=[str(book), 1, 0.0])
+    assert await server.ended(alone) is None
+    assert await ends_of(server, tokens) == [None] * 100
+    lines = book.read_text().split()
+    assert lines.index("+1") < len(lines) / 2

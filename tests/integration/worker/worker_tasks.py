@@ -85,6 +85,14 @@ async def records(path, number, seconds):
 
 
 @app.task
+async def records_busy(path, number, seconds):
+    """The same, without letting others run in between."""
+    _write(path, f"+{number}")
+    time.sleep(seconds)
+    _write(path, f"-{number}")
+
+
+@app.task
 def records_sync(path, number, seconds):
     _write(path, f"+{number}")
     time.sleep(seconds)

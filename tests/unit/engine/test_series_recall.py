@@ -29,9 +29,9 @@ class Farm:
         key = QueueKey(f"{show}/{topic}", id_of(show), UUID(int=1), UUID(int=2), requirements_of(topic, cores=100))
         return self.queues.add(PendingQueue(key, priority, [1], waiting=frames, counted=counted))
 
-    def run(self, pending, worker, first, n):
+    def run(self, pending, worker, first, n, *, capped=False):
         self.fleet.registry.record_allocations(id_of(worker), [], NEED.need, series=[[(first, n)]])
-        self.recall.add(pending, id_of(worker), [(first, n)])
+        self.recall.add(pending, id_of(worker), [(first, n)], capped=capped)
 
     def refuse(self, pending):
         order = self.queues.order()
@@ -163,3 +163,24 @@ def test_refused_queue_that_was_served_meanwhile_recalls_nothing(farm):
     high.waiting = 0
     farm.wait()
     assert farm.due() == {}
+
+
+def test_series_of_a_job_at_its_cap_is_recalled_for_a_priority_only(farm):
+    """Its frames would be refused on the idle slot."""
+    low = farm.queue(0)
+    farm.run(low, "w", 100, 5, capped=True)
+    farm.wait()
+    assert farm.due() == {}
+    farm.run(low, "v", 200, 5)
+    farm.refuse(farm.queue(1, priority=8))
+    assert farm.due() == {"w": [(100, 5)]}
+
+
+def test_turn_does_not_look_at_series_that_have_ended(farm):
+    """Not even while no slot is idle, when nothing is recalled."""
+    for number in range(1000):
+        farm.recall.add(farm.queue(0, topic=f"t{number}"), id_of("w"), [(1000 * number, 4)])
+    farm.wait(FORGET_AFTER_S)
+    looked = []
+    assert farm.recall.take_due(looked.append) == ({}, None)
+    assert looked == []

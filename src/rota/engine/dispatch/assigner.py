@@ -346,6 +346,7 @@ class Assigner:
         """Replace the reservation by the frames that were booked, by worker, in one step: none counts twice."""
         tokens: dict[UUID, list[int]] = defaultdict(list)
         series: dict[UUID, dict[int, list[TokenRange]]] = defaultdict(lambda: defaultdict(list))
+        capped: set[int] = set()
         frames = slots = 0
         for request, outcome in zip(booking.requests, booking.outcomes, strict=True):
             slots += len(outcome.booked) + len(outcome.already)
@@ -354,15 +355,22 @@ class Assigner:
                 frames += len(booked)
                 if part.series:
                     series[part.worker][part.series] += to_ranges(booked)
+                    if self.parked_jobs.slots_of((part.claimed_range.job,)) is not None:
+                        capped.add(part.series)
                 else:
                     tokens[part.worker] += booked
         cls = booking.part.pending.key.cls
         for worker in {**tokens, **series}:
             in_series = series[worker].values() if worker in series else ()
             self.registry.record_allocations(worker, to_ranges(tokens[worker]), cls.need, series=in_series)
-            if in_series:
-                spans = ((each[0][0], carrier + 1 - each[0][0]) for carrier, each in series[worker].items())
-                self.series_recall.add(booking.part.pending, worker, spans)
+            for is_capped in (False, True):
+                spans = [
+                    (each[0][0], carrier + 1 - each[0][0])
+                    for carrier, each in series.get(worker, {}).items()
+                    if (carrier in capped) == is_capped
+                ]
+                if spans:
+                    self.series_recall.add(booking.part.pending, worker, spans, capped=is_capped)
         self.registry.unreserve(booking.part.reservation, allocated=slots)
         if frames:
             DISPATCHED.labels(cls.topic).inc(frames)

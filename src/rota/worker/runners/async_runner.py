@@ -81,6 +81,8 @@ class AsyncRunner:
         while self._waiting and monotonic() < until and (slot := self._slots.first_available()) is not None:
             self._start_in_slot(slot, until)
             used += not slot.is_available
+        if self._waiting and self._waiting[0].series is not None:
+            self._waiting.rotate(-1)  # what waits behind a series may have a slot of its own
         # Next time: as many slots as were used, or twice that if they ran out.
         self._slots_needed = min(SPARE_SLOTS_MAX, max(1, used if self._slots.first_available() else 2 * used))
 
