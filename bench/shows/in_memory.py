@@ -91,7 +91,8 @@ class InMemoryDispatcher(Dispatcher):
         backends = Backends(database, redis, bus, accounting, queue, BlobStore(database), Leases(database))
         completions = CompletionPublisher(database, accounting, events)
         finisher = Finisher(database, queue, completions, JobCanceller(database, bus, queue, completions))
-        super().__init__(backends, registry, finisher, JobStateWriter(database, events, clock), clock=clock)
+        state_writer = JobStateWriter(database, events, clock)
+        super().__init__(backends, registry, finisher, state_writer, lambda: True, clock=clock)
         self.turns: list[Turn] = []
         self.lanes: dict[tuple[str, int], Lane] = {}
         self.running: list[RunningFrame] = []

@@ -76,7 +76,7 @@ class Rig:
         store = BlobStore(database, BlobStoreTarget(directory=None, small_bytes=1 << 20, most_bytes=1 << 20))
         backends = Backends(database, redis, self.bus, self.accounting, self.queue, store, leases)
         state_writer = JobStateWriter(database, NO_EVENTS, SystemClock())
-        self.dispatcher = Dispatcher(backends, self.registry, finisher, state_writer)
+        self.dispatcher = Dispatcher(backends, self.registry, finisher, state_writer, lambda: True)
         self.pending_queues = self.dispatcher.pending_queues
         self.submitter = Submitter(database, NO_EVENTS)
         self.explainer = Explainer(

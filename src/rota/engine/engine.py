@@ -43,7 +43,7 @@ from rota.engine.admission.pending_replayer import PendingReplayer
 from rota.engine.admission.policy_call import kernel_timeout_s
 from rota.engine.admission.precheck import AdmissionPrecheck
 from rota.engine.backends import Backends
-from rota.engine.cluster.membership import ClusterMembership
+from rota.engine.cluster.membership import SERIES, ClusterMembership
 from rota.engine.cluster.worker_registration import WorkerRegistration
 from rota.engine.completion import report_consumer
 from rota.engine.completion.canceller import JobCanceller
@@ -121,7 +121,9 @@ class Engine:
             self.scanner = OutputScanner(database, self.store, self.completions, checker, output_checks[1])
         state_writer = JobStateWriter(database, self.events, SystemClock())
         self.completions.listeners.append(state_writer.forget_ended)
-        self.dispatcher = Dispatcher(backends, self.registry, self.finisher, state_writer)
+        self.dispatcher = Dispatcher(
+            backends, self.registry, self.finisher, state_writer, lambda: self.members.all_know(SERIES)
+        )
         self.results = ReportConsumer(self.finisher, self.release_capacity, self.dispatcher.durations)
         self.recovery = EngineReconciler(
             backends,

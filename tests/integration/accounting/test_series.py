@@ -242,8 +242,10 @@ async def test_followers_of_another_layer_than_their_carrier_keep_their_own(quot
 
 @pytest.mark.parametrize("quota", ["managed"], indirect=True)
 @pytest.mark.parametrize("carrier_ended_before", [False, True])
-async def test_unknown_commit_of_the_last_end_of_a_series_releases_its_carrier(quota, monkeypatch, carrier_ended_before):
-    """Frames behind a long one are handed back before it ends, the carrier too, so the end of the long one deletes both."""
+async def test_unknown_commit_of_the_last_end_of_a_series_releases_its_carrier(
+    quota, monkeypatch, carrier_ended_before
+):
+    """Frames behind a long one are handed back, the carrier too: the end of the long one deletes both rows."""
     monkeypatch.setattr("rota.accounting.service.UNKNOWN_COMMIT_DELAY_S", 0.0)
     await book(quota, layer_series(quota, (10, 14)))
     if carrier_ended_before:

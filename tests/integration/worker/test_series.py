@@ -342,7 +342,7 @@ async def test_frame_with_a_slot_of_its_own_does_not_wait_for_a_whole_series(ser
     await start(offer={"slots": 2, "cores": 2})
     book = tmp_path / "book"
     tokens = await send_series(server, ("records_busy", str(book), 0, 0.004), n=100)
-    await until(lambda: book.exists(), what="the first frame")
+    await until(book.exists, what="the first frame")
     alone = await server.send("records_busy", args=[str(book), 1, 0.0])
     assert await server.ended(alone) is None
     assert await ends_of(server, tokens) == [None] * 100

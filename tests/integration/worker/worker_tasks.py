@@ -88,7 +88,7 @@ async def records(path, number, seconds):
 async def records_busy(path, number, seconds):
     """The same, without letting others run in between."""
     _write(path, f"+{number}")
-    time.sleep(seconds)
+    time.sleep(seconds)  # noqa: ASYNC251 - that is what it is for
     _write(path, f"-{number}")
 
 

@@ -57,7 +57,7 @@ class SimulatedFarm:
         self.begun_s = self.clock.now_s
         self.queues = PendingQueues(self.clock, self.registry.usable_pools, lambda: self.registry.shape_version)
         self.registry.capacity_listeners.append(self.queues.workers_changed)
-        self.planner = RoundPlanner(self.queues, self.registry)
+        self.planner = RoundPlanner(self.queues, self.registry, lambda: True)
         self.starts = []
         self.inversions = []
         self.rounds = 0

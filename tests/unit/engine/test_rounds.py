@@ -18,7 +18,7 @@ class Rounds:
     def __init__(self):
         self.fleet = Fleet(routes({"*": ("farm",)}, pool("farm")))
         self.queues = PendingQueues(self.fleet.clock, self.fleet.registry.usable_pools)
-        self.planner = RoundPlanner(self.queues, self.fleet.registry)
+        self.planner = RoundPlanner(self.queues, self.fleet.registry, lambda: True)
         self.fleet.beat(slots=SLOTS, cores=100 * SLOTS)
 
     def queue(self, show, frames, topic="t", priority=5, *, counted=True, name="q", cores=100):

@@ -19,7 +19,7 @@ class Farm:
     def __init__(self):
         self.fleet = Fleet(routes({"*": ("farm",), "other": ("moor",)}, pool("farm"), pool("moor")))
         self.queues = PendingQueues(self.fleet.clock, self.fleet.registry.usable_pools)
-        self.planner = RoundPlanner(self.queues, self.fleet.registry)
+        self.planner = RoundPlanner(self.queues, self.fleet.registry, lambda: True)
         self.recall = SeriesRecall(self.fleet.registry, self.fleet.clock)
         for name in ("w", "v"):
             self.fleet.beat(name, slots=1, cores=100)

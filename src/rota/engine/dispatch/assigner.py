@@ -202,10 +202,10 @@ class Assigner:
     def _requests(
         self, part: RoundPart, claimed: Sequence[ClaimedRange], executions: dict[LayerId, LayerExecution]
     ) -> PartRequests:
-        lengths = self._series_lengths(claimed, executions) if part.plan.runs_series else [ALONE] * len(claimed)
+        lengths = self._series_lengths(claimed, executions) if part.runs_series else [ALONE] * len(claimed)
         if lengths:
             part.pending.series_length = reduce(SeriesLength.shortest, {*lengths})
-        allowed = self.parked_jobs.slots_of({each.job for each in claimed}) if part.plan.runs_series else None
+        allowed = self.parked_jobs.slots_of({each.job for each in claimed}) if part.runs_series else None
         slots = part.plan.planned if allowed is None else min(part.plan.planned, allowed)
         frames = [len(each.tokens) for each in claimed]
         used = slots_to_use(slots, zip(frames, lengths, strict=True))

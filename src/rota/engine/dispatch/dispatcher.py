@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -98,6 +98,7 @@ class Dispatcher:
         registry: WorkerRegistry,
         finisher: Finisher,
         state_writer: JobStateWriter,
+        may_run_series: Callable[[], bool],
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -110,7 +111,7 @@ class Dispatcher:
         self.clock = clock or SystemClock()
         self.pending_queues = PendingQueues(self.clock, registry.usable_pools, lambda: registry.shape_version)
         self.reader = PendingReader(self.pending_queues, self.database, self.queue, self.clock)
-        self.planner = RoundPlanner(self.pending_queues, registry)
+        self.planner = RoundPlanner(self.pending_queues, registry, may_run_series)
         self.parked_jobs = ParkedJobs(self.database, self.queue)
         self.concurrency_limiter = ConcurrencyLimiter(self.database)
         self.durations = WorkDurations()

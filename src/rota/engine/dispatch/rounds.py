@@ -7,7 +7,7 @@ messages) costs about as much for many queues as for one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ MISSES_MAX: Final = 4
 class RoundPart:
     """The frames of one queue, and what is reserved for them."""
 
-    __slots__ = ("arrivals", "frames", "pending", "plan", "reservation", "series_length", "share")
+    __slots__ = ("arrivals", "frames", "pending", "plan", "reservation", "runs_series", "series_length", "share")
 
     def __init__(
         self,
@@ -39,14 +39,18 @@ class RoundPart:
         reservation: CapacityReservation,
         share: ShareReservation,
         frames_max: int,
+        *,
+        runs_series: bool,
     ) -> None:
-        """`frames_max`: what the other parts of its round have left for frames in series."""
+        """`frames_max`: what the other parts of its round have left for frames in series; `runs_series`: all servers
+        and the workers of the plan know them."""
         self.pending = pending
         self.plan = plan
         self.reservation = reservation
         self.share = share
         self.arrivals = pending.arrivals
-        self.series_length = pending.series_length if plan.runs_series else ALONE
+        self.runs_series = runs_series
+        self.series_length = pending.series_length if runs_series else ALONE
         """How many frames each slot may get."""
         waiting = pending.claimable if pending.counted else None
         self.frames = frames_to_claim(plan.planned, self.series_length, waiting, frames_max)
@@ -79,9 +83,13 @@ class Candidate(NamedTuple):
 
 
 class RoundPlanner:
-    def __init__(self, pending_queues: PendingQueues, registry: WorkerRegistry) -> None:
+    def __init__(
+        self, pending_queues: PendingQueues, registry: WorkerRegistry, may_run_series: Callable[[], bool]
+    ) -> None:
+        """`may_run_series`: whether every server knows frames in series."""
         self.pending_queues = pending_queues
         self.registry = registry
+        self._may_run_series = may_run_series
 
     def plan_round(self, pending: PendingQueue, order: SchedulingOrder[PendingQueue]) -> Round | None:
         """A round for this queue, which is the current one in the order, and for small ones behind it.
@@ -148,7 +156,8 @@ class RoundPlanner:
         plan = self.registry.plan(cls, min(most, queues.budget_of(pending)), at_most=limits)
         if plan.portions:
             reservation, share = self.registry.reserve(plan), queues.reserve_share(pending, plan)
-            return RoundPart(pending, plan, reservation, share, frames_max)
+            runs_series = plan.runs_series and self._may_run_series()
+            return RoundPart(pending, plan, reservation, share, frames_max, runs_series=runs_series)
         if plan.refusal is Reason.NO_POOL_MAPPING:
             pending.reason = plan.refusal  # waiting would not help
         else:

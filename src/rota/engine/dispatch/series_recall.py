@@ -2,8 +2,8 @@
 
 A frame in a series waits for those before it, which were expected to be short. It must not wait while a slot is idle
 that could run it, nor while a queue of a higher priority of its show finds no slot. In either case a series that has
-been on its worker for `RECALL_AFTER_S` is recalled, once. An idle slot is no reason if the job of the series has reached
-its own cap: its frames would be refused there.
+been on its worker for `RECALL_AFTER_S` is recalled, once. An idle slot is no reason if the job of the series has
+reached its own cap: its frames would be refused there.
 
 This server knows the series that it has assigned itself. Those of other servers, and those whose message is lost, are
 handed back by their workers after `rota.worker.series.HAND_BACK_AFTER_S`.
