@@ -92,11 +92,12 @@ async def streaming(replica, key, path="/api/v1/events", *, last="", **params):
         yield Client(response)
 
 
-async def raw(replica, key, path="/api/v1/events"):
-    """A raw connection after its response head: the reader and the writer."""
+async def raw(replica, key, path="/api/v1/events", *, follow_up=b""):
+    """A raw connection after its response head: the reader and the writer. `follow_up` is sent in the same write."""
     address = urlsplit(replica.listen_url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n\r\n".encode())
+    head = f"GET {path} HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n\r\n"
+    writer.write(head.encode() + follow_up)
     await reader.readuntil(b"\r\n\r\n")
     return reader, writer
 

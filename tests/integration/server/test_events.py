@@ -277,6 +277,15 @@ def _open(replica):
     return sum(len(each) for each in streams_of(replica)._open.values())
 
 
+async def test_stream_of_a_client_that_is_gone_ends_though_another_request_was_in_line(farm):
+    key = await farm.key()
+    for follow_up in (b"", b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"):
+        _, writer = await raw(farm.replica, key, follow_up=follow_up)
+        await until(lambda: _open(farm.replica) == 1, what="the stream")
+        writer.transport.abort()
+        await until(lambda: _open(farm.replica) == 0, what="the end of the stream")
+
+
 async def test_streams_over_the_per_key_limit_are_refused_with_retry_after(farm, monkeypatch):
     monkeypatch.setattr(rate_limit, "WAITING_PER_KEY_MAX", 2)
     key, other = await farm.key("one"), await farm.key("two")

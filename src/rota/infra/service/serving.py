@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rota.infra.service.lifecycle import Lifecycle
@@ -24,6 +25,8 @@ HEAD_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 HEAD_BYTES_MAX = 64 * 1024
 """Counted in whole reads, so what follows a head in its last read may be counted too."""
+PIPELINED_MAX = 16
+"""Up to this many requests in line are read on from, because only reads show a disconnect."""
 ABORT_EXTENSION = "rota.cut"
 """ASGI scope extension: a function that aborts the connection and drops unsent data, for clients that do not read.
 Closing would wait for them."""
@@ -34,6 +37,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that was read."""
     _head_bytes = 0
     _is_head_complete = False
 
@@ -70,12 +75,27 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_head_complete = True
+        was_reading = not self.flow.read_paused
         super().on_headers_complete()
+        if self.pipeline and was_reading and len(self.pipeline) <= PIPELINED_MAX:
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
         self._cancel_stall_timer()
+        if self._running is not None:
+            self._end_response(self._running)
         super().connection_lost(exc)
+
+    @staticmethod
+    def _end_response(cycle: RequestResponseCycle) -> None:
+        """Let the app know that nobody reads what it sends from now on. Uvicorn tells only the last request."""
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -1,0 +1,197 @@
+"""What a connection takes for a request, and what it writes when, whatever the client sends after it.
+
+`Connection` gives the protocol its reads one by one, so a test decides where packets end. Like a client that is in no
+hurry, it waits for what each read starts.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httptools
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from rota.infra.service import serving
+from tests.support.waiting import until
+
+HOST = b"host: localhost\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
+NEXT = b"GET /next HTTP/1.1\r\n" + HOST + b"\r\n"
+JOB = b"POST /job HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\nhello"
+
+
+class App:
+    """Reads each request and answers 200 with its path and body once `gate` is set.
+
+    /refused is answered without reading the body, /stream at once and until the client is gone.
+    """
+
+    def __init__(self):
+        self.requests, self.gone = [], []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, scope, receive, send):
+        path, body = scope["path"], b""
+        self.requests.append(path)
+        if path == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"event", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.gone.append(path)
+            return
+        has_more = path != "/refused"
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.append(path)
+                return
+            body += message["body"]
+            has_more = message["more_body"]
+        await self.gate.wait()
+        answer = path.encode() + b" " + body
+        headers = [(b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; the connection is lost when it is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.written, self.protocol = b"", None
+        self.is_reading_paused = self._is_closing = False
+
+    def write(self, data):
+        self.written += data
+
+    def is_closing(self):
+        return self._is_closing
+
+    def close(self):
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+    def pause_reading(self):
+        self.is_reading_paused = True
+
+    def resume_reading(self):
+        self.is_reading_paused = False
+
+
+class Connection:
+    def __init__(self, app):
+        config = uvicorn.Config(app, interface="asgi3", lifespan="off", ws="none", log_config=None, access_log=False)
+        self.state = ServerState()
+        self.protocol = serving.HttpProtocol(config, self.state, {})
+        self.transport = Transport()
+        self.transport.protocol = self.protocol
+        self.protocol.connection_made(self.transport)
+
+    async def send(self, *reads):
+        for data in reads:
+            if self.protocol.parser is not None:
+                self.protocol.data_received(data)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def idle(self):
+        await until(lambda: not self.state.tasks, what="the end of all requests")
+
+    async def answers(self):
+        """The status and body of each response; fails for anything else that was written."""
+        await self.idle()
+        responses = Responses()
+        responses.parser = httptools.HttpResponseParser(responses)
+        responses.parser.feed_data(self.transport.written)
+        assert responses.is_complete, self.transport.written
+        return responses.found
+
+    @property
+    def is_closed(self):
+        return self.transport.is_closing()
+
+
+class Responses:
+    def __init__(self):
+        self.found, self.is_complete, self.parser, self._body = [], True, None, b""
+
+    def on_message_begin(self):
+        self._body, self.is_complete = b"", False
+
+    def on_body(self, body):
+        self._body += body
+
+    def on_message_complete(self):
+        self.found.append((self.parser.get_status_code(), self._body.decode()))
+        self.is_complete = True
+
+
+@pytest.fixture
+def app():
+    return App()
+
+
+@pytest.fixture
+async def connection(app):
+    connection = Connection(app)
+    yield connection
+    app.gate.set()
+    connection.transport.close()
+    await connection.idle()
+
+
+# The end of the connection
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
+async def test_pipelined_request_does_not_hide_a_disconnect(app, connection, is_split):
+    stream = NEXT.replace(b"/next", b"/stream")
+    await connection.send(*((stream, NEXT) if is_split else (stream + NEXT,)))
+    assert not connection.transport.is_reading_paused, "only reads show a disconnect"
+    connection.transport.close()
+    await until(lambda: app.gone, what="the end of the stream")
+    assert app.requests == ["/stream"]
+
+
+async def test_requests_in_line_are_bounded(app, connection):
+    app.gate.clear()
+    await connection.send(JOB, *[NEXT] * serving.PIPELINED_MAX)
+    assert not connection.transport.is_reading_paused
+    await connection.send(NEXT)
+    assert connection.transport.is_reading_paused
+    app.gate.set()
+    assert len(await connection.answers()) == serving.PIPELINED_MAX + 2
+    assert not connection.transport.is_reading_paused
+
+
+@asynccontextmanager
+async def served(app):
+    """The port of a real server."""
+    config = uvicorn.Config(
+        app, http=serving.HttpProtocol, interface="asgi3", lifespan="off", ws="none", log_config=None, access_log=False
+    )
+    config.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: serving.HttpProtocol(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await until(lambda: not state.tasks)
+
+
+@pytest.mark.parametrize("has_follow_up", [False, True], ids=["alone", "pipelined"])
+async def test_stream_of_a_client_that_is_gone_ends(app, has_follow_up):
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(NEXT.replace(b"/next", b"/stream") + (NEXT if has_follow_up else b""))
+        await reader.readuntil(b"event")
+        writer.transport.abort()
+        await until(lambda: app.gone, what="the end of the stream")
