@@ -19,6 +19,8 @@ HOST = b"host: localhost\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
 NEXT = b"GET /next HTTP/1.1\r\n" + HOST + b"\r\n"
 JOB = b"POST /job HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\nhello"
+CHUNKED = b"POST /job HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+LIMIT = serving.HEAD_BYTES_MAX
 
 
 class App:
@@ -145,6 +147,103 @@ async def connection(app):
     app.gate.set()
     connection.transport.close()
     await connection.idle()
+
+
+# What follows a request that is being answered
+
+
+@pytest.mark.parametrize(
+    "follow_up",
+    [
+        b"}",
+        b"GET bad\r\n\r\n",
+        b"GET http://localhost HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET /" + b"x" * 2 * LIMIT,
+        CHUNKED + b"xyz\r\n",
+    ],
+    ids=["stray byte", "bad head", "bad target", "large head", "bad body"],
+)
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
+async def test_bad_follow_up_leaves_the_running_response_alone(app, connection, follow_up, is_split):
+    app.gate.clear()
+    await connection.send(*((JOB, follow_up) if is_split else (JOB + follow_up,)), SMUGGLED)
+    if not is_split and len(follow_up) > LIMIT:
+        await connection.send(b"x" * 2 * LIMIT)  # the first read is that of the request before
+    assert (connection.transport.written, connection.is_closed) == (b"", False)
+    app.gate.set()
+    assert await connection.answers() == [(200, "/job hello")]
+    assert (connection.is_closed, app.requests) == (True, ["/job"])
+
+
+async def test_bad_follow_up_of_requests_in_line_leaves_their_responses_alone(app, connection):
+    app.gate.clear()
+    await connection.send(JOB + NEXT, CHUNKED + b"5\r\nhello\r\nxyz\r\n", SMUGGLED)
+    app.gate.set()
+    assert await connection.answers() == [(200, "/job hello"), (200, "/next ")]
+    assert (connection.is_closed, app.requests) == (True, ["/job", "/next"])
+
+
+async def test_bad_body_of_the_running_request_is_refused(app, connection):
+    await connection.send(CHUNKED, b"xyz\r\n", SMUGGLED)
+    [(status, _)] = await connection.answers()
+    assert (status, connection.is_closed, app.gone) == (400, True, ["/job"])
+
+
+async def test_bad_body_after_its_response_closes_the_connection_without_another_one(app, connection):
+    await connection.send(CHUNKED.replace(b"/job", b"/refused"), b"5\r\nhello\r\n", b"xyz\r\n", SMUGGLED)
+    assert await connection.answers() == [(200, "/refused ")]
+    assert (connection.is_closed, app.requests) == (True, ["/refused"])
+
+
+async def test_bad_body_during_its_response_closes_the_connection_without_another_one(app, connection):
+    await connection.send(CHUNKED.replace(b"/job", b"/stream"), b"xyz\r\n")
+    await until(lambda: app.gone)
+    assert connection.transport.written.count(b"HTTP/1.1") == 1
+
+
+async def test_body_before_a_partial_head_does_not_count_as_its_head(app, connection):
+    app.gate.clear()
+    body = b"x" * 2 * LIMIT
+    head = b"POST /job HTTP/1.1\r\n" + HOST + b"content-length: %d\r\n\r\n" % len(body)
+    await connection.send(head + body + NEXT[:30], NEXT[30:])
+    app.gate.set()
+    assert await connection.answers() == [(200, f"/job {body.decode()}"), (200, "/next ")]
+    assert not connection.is_closed
+
+
+# Bytes of a body that are no data
+
+
+ENDLESS = {"trailer": b"0\r\nx: ", "trailer of data": b"5\r\nhello\r\n0\r\nx: ", "extension": b"5;x="}
+
+
+@pytest.mark.parametrize("path", [b"/job", b"/refused"], ids=["unread", "answered"])
+@pytest.mark.parametrize("endless", ENDLESS.values(), ids=ENDLESS)
+async def test_endless_trailer_or_chunk_extension_is_refused(app, connection, path, endless):
+    await connection.send(CHUNKED.replace(b"/job", path), endless)
+    for sent in range(0, LIMIT + 4096, 4096):
+        assert not connection.is_closed or sent >= LIMIT
+        await connection.send(b"a" * 4096)
+    assert connection.is_closed
+    [(status, _)] = await connection.answers()
+    assert status == (200 if path == b"/refused" else 400)
+
+
+@pytest.mark.parametrize("path", [b"/job", b"/refused"], ids=["read", "answered"])
+async def test_long_body_in_many_small_chunks_and_reads_is_read(connection, path):
+    await connection.send(CHUNKED.replace(b"/job", path))
+    for _ in range(LIMIT // 8 + 1):
+        connection.protocol.data_received(b"1;e=1\r")
+        connection.protocol.data_received(b"\nx\r\n")
+    await connection.send(b"0\r\n\r\n", NEXT)
+    [(_, first), (_, second)] = await connection.answers()
+    assert (len(first.split(" ")[1]), second) == (LIMIT // 8 + 1 if path == b"/job" else 0, "/next ")
+
+
+async def test_large_body_in_one_chunk_is_read(connection):
+    await connection.send(CHUNKED + b"%x\r\n" % (4 * LIMIT), *[b"x" * LIMIT] * 4, b"\r\n0\r\nx: y\r\n\r\n")
+    [(status, answer)] = await connection.answers()
+    assert (status, len(answer)) == (200, 4 * LIMIT + len("/job "))
 
 
 # The end of the connection

@@ -2,9 +2,13 @@
 
 Uvicorn waits forever for the rest of a request's head, so a few hundred clients that send half of one would exhaust the
 sockets. Here a head must arrive within `HEAD_TIMEOUT_S` of the connection, or of its first byte on a reused connection,
-and has at most `HEAD_BYTES_MAX`: the parser takes any number. Trailers are ignored: they must not become headers of a
-request that is being answered. A client that reads nothing of its response for `STALL_TIMEOUT_S` is disconnected as
-well. The application bounds what follows the head: a body or a long response.
+and has at most `HEAD_BYTES_MAX`: the parser takes any number. The same holds for trailers and chunk extensions, which
+are ignored: they must not become headers of a request that is being answered. A client that reads nothing of its
+response for `STALL_TIMEOUT_S` is disconnected as well. The application bounds what follows the head: a body or a long
+response.
+
+What is refused gets a 400, unless that would stand in place of another response: responses to earlier requests are sent
+first, and then the connection is closed.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -24,12 +29,14 @@ from rota.infra.service.lifecycle import Lifecycle
 HEAD_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
 HEAD_BYTES_MAX = 64 * 1024
-"""Counted in whole reads, so what follows a head in its last read may be counted too."""
+"""Of a head, and between two parts of a body. Counted in whole reads; a read that ends one of these counts as none."""
 PIPELINED_MAX = 16
 """Up to this many requests in line are read on from, because only reads show a disconnect."""
 ABORT_EXTENSION = "rota.cut"
 """ASGI scope extension: a function that aborts the connection and drops unsent data, for clients that do not read.
 Closing would wait for them."""
+_INVALID: Final = "The request is not valid HTTP."
+_TOO_LARGE: Final = f"The head or a trailer of the request is too large: send at most {HEAD_BYTES_MAX} bytes."
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -39,8 +46,11 @@ class HttpProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the last one that was read."""
-    _head_bytes = 0
-    _is_head_complete = False
+    _framing_bytes = 0
+    """Received since the last head, part of a body or end of a request."""
+    _is_in_body = False
+    _is_input_ended = False
+    """What the client sends from now on is dropped."""
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -55,34 +65,71 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if self._is_input_ended or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._framing_bytes += len(data)  # the callbacks set it to 0
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.logger.warning("Unsupported upgrade request.")
+        except httptools.HttpParserError:
+            self._refuse(_INVALID)
+        if self._framing_bytes > HEAD_BYTES_MAX:
+            self._refuse(_TOO_LARGE)
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self._start_head_timer()
         else:
             self._cancel_head_timer()
-        self._head_bytes = 0 if self._is_head_complete else self._head_bytes + len(data)
-        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too large.")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._is_head_complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_head_complete:
+        if not self._is_in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_head_complete = True
         was_reading = not self.flow.read_paused
         super().on_headers_complete()
         if self.pipeline and was_reading and len(self.pipeline) <= PIPELINED_MAX:
             self.flow.resume_reading()
+        self._is_in_body = True
+        self._framing_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._framing_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_body = False
+        self._framing_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, reason: str) -> None:
+        """Answer 400 and close the connection; after the responses to earlier requests it is closed without one."""
+        if self._is_input_ended:
+            return
+        self._is_input_ended = True
+        self.logger.warning(reason)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or (cycle.response_complete and not self._is_in_body):
+            self.send_400_response(reason)
+        elif not self._is_in_body:
+            cycle.keep_alive = False
+        elif cycle is self._running:
+            self._end_response(cycle)
+            if cycle.response_started:
+                self.transport.close()
+            else:
+                self.send_400_response(reason)
+        else:
+            assert self._running is not None, "requests wait for a running one"
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running
+            self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
