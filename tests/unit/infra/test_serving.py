@@ -20,6 +20,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\n" + HOST + b"\r\n"
 NEXT = b"GET /next HTTP/1.1\r\n" + HOST + b"\r\n"
 JOB = b"POST /job HTTP/1.1\r\n" + HOST + b"content-length: 5\r\n\r\nhello"
 CHUNKED = b"POST /job HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+H2C = b"connection: upgrade\r\nupgrade: h2c\r\n"
 LIMIT = serving.HEAD_BYTES_MAX
 
 
@@ -149,6 +150,107 @@ async def connection(app):
     await connection.idle()
 
 
+# Requests that ask for another protocol: the parser takes their bodies for data of that protocol
+
+WITH_BODY = {
+    "h2c": (b"POST", b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"),
+    "websocket": (b"POST", b"connection: upgrade\r\nupgrade: websocket\r\n"),
+    "CONNECT": (b"CONNECT", b""),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_BODY)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
+async def test_body_of_an_upgrade_is_not_taken_for_a_request(app, connection, kind, is_chunked, is_split):
+    method, headers = WITH_BODY[kind]
+    framing, body = b"content-length: %d\r\n" % len(SMUGGLED), SMUGGLED
+    if is_chunked:
+        framing, body = b"transfer-encoding: chunked\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+    head = method + b" /job HTTP/1.1\r\n" + HOST + headers + framing + b"\r\n"
+    await connection.send(*((head, body) if is_split else (head + body,)), NEXT)
+    [(status, _)] = await connection.answers()
+    assert (status, connection.is_closed, app.requests) == (400, True, [])
+
+
+@pytest.mark.parametrize("line", [b"GET /up", b"POST /up", b"CONNECT /up"])
+@pytest.mark.parametrize("length", [b"", b"content-length: 0\r\n"], ids=["no length", "length 0"])
+@pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
+async def test_upgrade_without_a_body_is_answered_and_ends_its_connection(app, connection, line, length, is_split):
+    app.gate.clear()
+    head = line + b" HTTP/1.1\r\n" + HOST + length + H2C + b"\r\n"
+    await connection.send(*((head, NEXT) if is_split else (head + NEXT,)), NEXT)
+    app.gate.set()
+    assert await connection.answers() == [(200, "/up ")]
+    assert b"connection: close\r\n" in connection.transport.written
+    assert (connection.is_closed, app.requests) == (True, ["/up"])
+
+
+async def test_upgrade_that_waits_for_its_turn_is_answered_after_the_first(app, connection):
+    app.gate.clear()
+    await connection.send(JOB, NEXT[:-2] + H2C + b"\r\n", SMUGGLED)
+    app.gate.set()
+    assert await connection.answers() == [(200, "/job hello"), (200, "/next ")]
+    assert connection.is_closed
+
+
+# Requests whose end or host is ambiguous
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /job HTTP/1.1\r\n\r\n",
+        b"GET /job HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /job HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /job HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello",
+        b"GET /job HTTP/2.0\r\nhost: localhost\r\n\r\n",
+        b"GET /job\r\n\r\n",
+    ],
+    ids=[
+        "no host",
+        "two hosts",
+        "two hosts 1.0",
+        "gzip",
+        "two encodings",
+        "chunked 1.0",
+        "both",
+        "lengths",
+        "2",
+        "0.9",
+    ],
+)
+async def test_ambiguous_head_is_refused(app, connection, head):
+    await connection.send(head + NEXT, NEXT)
+    [(status, _)] = await connection.answers()
+    assert (status, connection.is_closed, app.requests) == (400, True, [])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /job HTTP/1.0\r\n\r\n",
+        b"GET /job HTTP/1.1\r\nhost:\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: a\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\n\r\n",
+        b"POST /job HTTP/1.1\r\nhost: a\r\nconnection: keep-alive\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n",
+    ],
+    ids=["1.0", "empty host", "Chunked", "upgrade without its option"],
+)
+async def test_unambiguous_head_is_accepted(connection, sent):
+    await connection.send(sent)
+    assert await connection.answers() == [(200, "/job ")]
+
+
+async def test_trailers_do_not_become_headers_of_the_next_request(app, connection):
+    await connection.send(CHUNKED + b"5\r\nhello\r\n0\r\nhost: other\r\nx: y\r\n\r\n" + NEXT)
+    assert await connection.answers() == [(200, "/job hello"), (200, "/next ")]
+    assert connection.protocol.scope["headers"] == [(b"host", b"localhost")]
+
+
 # What follows a request that is being answered
 
 
@@ -157,11 +259,13 @@ async def connection(app):
     [
         b"}",
         b"GET bad\r\n\r\n",
+        b"GET /no-host HTTP/1.1\r\n\r\n",
         b"GET http://localhost HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET /" + b"x" * 2 * LIMIT,
         CHUNKED + b"xyz\r\n",
+        CHUNKED[:-2] + H2C + b"\r\n0\r\n\r\n",
     ],
-    ids=["stray byte", "bad head", "bad target", "large head", "bad body"],
+    ids=["stray byte", "bad head", "refused head", "bad target", "large head", "bad body", "upgrade"],
 )
 @pytest.mark.parametrize("is_split", [False, True], ids=["joined", "split"])
 async def test_bad_follow_up_leaves_the_running_response_alone(app, connection, follow_up, is_split):
@@ -294,3 +398,15 @@ async def test_stream_of_a_client_that_is_gone_ends(app, has_follow_up):
         await reader.readuntil(b"event")
         writer.transport.abort()
         await until(lambda: app.gone, what="the end of the stream")
+
+
+async def test_body_of_an_upgrade_reaches_no_app_of_a_server(app):
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answered = asyncio.create_task(reader.read())
+        writer.write(b"POST /job HTTP/1.1\r\n" + HOST + H2C + b"content-length: 99\r\n\r\n")
+        answer = await asyncio.wait_for(answered, 10)
+        writer.write(SMUGGLED)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert app.requests == []

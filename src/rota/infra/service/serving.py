@@ -7,6 +7,10 @@ are ignored: they must not become headers of a request that is being answered. A
 response for `STALL_TIMEOUT_S` is disconnected as well. The application bounds what follows the head: a body or a long
 response.
 
+The end of a request must be as clear to us as to a proxy in front of us, or a client could hide a request in a body
+(request smuggling). The parser takes what follows a request with `Upgrade`, or CONNECT, for another protocol, its body
+too; we switch to none. Such a request is refused if it has a body; otherwise it is the last of its connection.
+
 What is refused gets a 400, unless that would stand in place of another response: responses to earlier requests are sent
 first, and then the connection is closed.
 """
@@ -35,8 +39,13 @@ PIPELINED_MAX = 16
 ABORT_EXTENSION = "rota.cut"
 """ASGI scope extension: a function that aborts the connection and drops unsent data, for clients that do not read.
 Closing would wait for them."""
+_FRAMING_HEADERS: Final = frozenset({b"host", b"content-length", b"transfer-encoding"})
 _INVALID: Final = "The request is not valid HTTP."
 _TOO_LARGE: Final = f"The head or a trailer of the request is too large: send at most {HEAD_BYTES_MAX} bytes."
+
+
+class _AmbiguousRequest(Exception):
+    """Another server could find another host or another end of this request."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -72,9 +81,10 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.logger.warning("Unsupported upgrade request.")
-        except httptools.HttpParserError:
-            self._refuse(_INVALID)
+            pass  # `on_headers_complete` has ended the input
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(str(cause) if isinstance(cause, _AmbiguousRequest) else _INVALID)
         if self._framing_bytes > HEAD_BYTES_MAX:
             self._refuse(_TOO_LARGE)
         cycle: RequestResponseCycle | None = self.cycle
@@ -88,10 +98,15 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        is_upgrade = self.parser.should_upgrade()
+        _check_framing(self.headers, self.parser.get_http_version(), is_upgrade=is_upgrade)
         was_reading = not self.flow.read_paused
         super().on_headers_complete()
         if self.pipeline and was_reading and len(self.pipeline) <= PIPELINED_MAX:
             self.flow.resume_reading()
+        if is_upgrade:
+            self.cycle.keep_alive = False
+            self._is_input_ended = True
         self._is_in_body = True
         self._framing_bytes = 0
 
@@ -166,6 +181,27 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _check_framing(headers: list[tuple[bytes, bytes]], http_version: str, *, is_upgrade: bool) -> None:
+    """Raises _AmbiguousRequest. The parser has refused what is wrong with Content-Length."""
+    hosts, length, encodings = 0, b"0", []
+    for name, value in headers:
+        if name in _FRAMING_HEADERS:
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                length = value
+            else:
+                encodings.append(value)
+    if http_version not in ("1.0", "1.1"):
+        raise _AmbiguousRequest("This version of HTTP is not supported: send HTTP/1.1.")
+    if hosts != 1 and (hosts or http_version == "1.1"):
+        raise _AmbiguousRequest("The request has no Host header or several: send one.")
+    if encodings and (http_version == "1.0" or len(encodings) > 1 or encodings[0].strip().lower() != b"chunked"):
+        raise _AmbiguousRequest("This Transfer-Encoding is not supported: send `chunked`, by HTTP/1.1, or a length.")
+    if is_upgrade and (encodings or length.strip() != b"0"):
+        raise _AmbiguousRequest("This server switches to no other protocol: send the body without Upgrade or CONNECT.")
 
 
 class UvicornServer(uvicorn.Server):
