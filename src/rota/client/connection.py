@@ -2,7 +2,8 @@
 
 Invariants: one request at a time; a connection is used again only after a complete response that allows it. Every
 failure is a `RequestError`, named after its cause because error sentences show the name; `NotSentError` means that no
-byte of the request was sent. A response ends with its declared length, or with the connection if it declares none.
+byte of the request was sent. A response ends with its declared length, or when the server closes the connection if it
+declares none.
 """
 
 from __future__ import annotations
@@ -139,13 +140,14 @@ class HttpConnection(asyncio.Protocol):
             self._fail(RemoteProtocolError(str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_closed = True
+        is_aborted, self.is_closed = self.is_closed, True  # `abort` reports no error either
         if self._timer is not None:
             self._timer.cancel()
-        if self._is_head_complete and error is None and self._ends_with_connection():
+        if self._is_head_complete and error is None and not is_aborted and self._ends_with_connection():
             self._complete()
         else:
-            self._fail(ReadError(str(error or "The server closed the connection.")))
+            closed_by = "client" if is_aborted else "server"
+            self._fail(ReadError(str(error or f"The {closed_by} closed the connection.")))
         if not self.closed.done():
             self.closed.set_result(None)
 

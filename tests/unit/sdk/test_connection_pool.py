@@ -287,6 +287,25 @@ async def test_broken_response_raises_and_its_connection_is_not_used_again(respo
         assert pool._taken == 0
 
 
+async def test_closing_the_pool_does_not_complete_a_response_that_ends_with_its_connection():
+    asked = asyncio.Event()
+
+    async def handle(reader, writer, _number):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nthe first part")
+        asked.set()
+        await reader.read()
+
+    async with pool_of(handle) as pool:
+        response = asyncio.create_task(get(pool))
+        await asked.wait()
+        [connection] = pool._all
+        await until(lambda: connection._chunks, what="the first part")
+        await pool.close()
+        with pytest.raises(ReadError):
+            await response
+
+
 async def test_unasked_data_ends_the_connection():
     async def handle(reader, writer, number):
         await reader.readuntil(b"\r\n\r\n")
