@@ -156,21 +156,22 @@ class Connection:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def opened(cls, api, length):
+    async def opened(cls, api, length, *headers):
         port, key = api.farm.replica.listener.port, await api.key(Role.SUBMITTER)
         connection = cls(*await asyncio.open_connection("127.0.0.1", port))
         head = [f"POST {PREFIX}/jobs HTTP/1.1", "host: localhost", f"x-api-key: {key}"]
-        head += ["content-type: application/json", f"content-length: {length}", "", ""]
+        head += ["content-type: application/json", f"content-length: {length}", *headers, "", ""]
         connection.send("\r\n".join(head).encode())
         return connection
 
     def send(self, data):
         self._writer.write(data)
 
-    async def status(self):
+    async def status(self, *, is_last=True):
         async with asyncio.timeout(10):
-            line = await self._reader.readline()
-        self._writer.close()
+            line, *_ = (await self._reader.readuntil(b"\r\n\r\n")).splitlines()
+        if is_last:
+            self._writer.close()
         return int(line.split()[1])
 
 
@@ -190,6 +191,25 @@ async def test_body_in_parts_is_read_by_the_app(api, answered, monkeypatch):
     assert await connection.status() == 201
     assert (answered, replayed) == ([], [body[:20]])
     assert await api.farm.database.value(JOBS) == 1
+
+
+EXPECT = "expect: 100-continue"
+
+
+@pytest.mark.parametrize("headers", [(EXPECT,), ()], ids=["expect", "no expect"])
+async def test_too_large_body_is_refused_before_it_is_sent(api, answered, headers):
+    connection = await Connection.opened(api, 5_000_000, *headers)
+    assert await connection.status() == 413
+    assert answered == []
+
+
+async def test_body_is_invited_when_the_client_expects_it(api, answered):
+    body = encoded()
+    connection = await Connection.opened(api, len(body), EXPECT)
+    assert await connection.status(is_last=False) == 100
+    connection.send(body)
+    assert await connection.status() == 201
+    assert answered == []
 
 
 async def test_body_that_does_not_come_times_out(api, monkeypatch):

@@ -2,8 +2,9 @@
 
 Litestar takes as much CPU for such a request as everything else together. What needs a decision of Litestar's goes to
 the app, with what was read of its body: parameters, unusual headers, other content types, a body that comes in parts or
-cannot be decoded. So the fast path adds no rules: the role is checked by the same function, the job is submitted by the
-handler's own (`submit_one`), and errors become the same problem documents.
+cannot be decoded. A body that is announced as too large, or that the client sends only when it is asked to, is left to
+the app unread: reading would ask for it. So the fast path adds no rules: the role is checked by the same function, the
+job is submitted by the handler's own (`submit_one`), and errors become the same problem documents.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _DECODERS: Final[dict[bytes, msgspec.json.Decoder[Submission] | msgspec.msgpack.
     codec.JSON.encode(): msgspec.json.Decoder(Submission),
     codec.MSGPACK.encode(): msgspec.msgpack.Decoder(Submission),
 }
-_READ_HEADERS: Final = frozenset({b"content-type", b"accept", b"idempotency-key", b"traceparent"})
+_READ_HEADERS: Final = frozenset(
+    {b"content-type", b"content-length", b"accept", b"idempotency-key", b"traceparent", b"expect"}
+)
 Message = MutableMapping[str, Any]
 Headers = dict[bytes, bytes]
 
@@ -45,7 +48,7 @@ class SubmissionFastPath:
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _headers(scope) if scope["path"] == PATH else None
+        headers = _headers(scope, self._body_bytes_max) if scope["path"] == PATH else None
         if headers is None:
             await self._app(scope, receive, send)
             return
@@ -93,7 +96,7 @@ class SubmissionFastPath:
         await send({"type": "http.response.body", "body": body})
 
 
-def _headers(scope: Scope) -> Headers | None:
+def _headers(scope: Scope, body_bytes_max: int) -> Headers | None:
     """The headers of a submission that this path can answer."""
     if scope["method"] != "POST" or scope["query_string"]:
         return None
@@ -103,6 +106,8 @@ def _headers(scope: Scope) -> Headers | None:
             if name in found:
                 return None
             found[name] = value
+    if b"expect" in found or int(found.get(b"content-length", b"0")) > body_bytes_max:
+        return None
     if found.get(b"content-type") not in _DECODERS or len(found.get(b"idempotency-key", b"")) > KEY_CHARS_MAX:
         return None
     return found
