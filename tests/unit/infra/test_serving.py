@@ -274,6 +274,7 @@ async def test_bad_follow_up_leaves_the_running_response_alone(app, connection, 
     if not is_split and len(follow_up) > LIMIT:
         await connection.send(b"x" * 2 * LIMIT)  # the first read is that of the request before
     assert (connection.transport.written, connection.is_closed) == (b"", False)
+    assert connection.protocol._head_timer is None, "it would end the response"
     app.gate.set()
     assert await connection.answers() == [(200, "/job hello")]
     assert (connection.is_closed, app.requests) == (True, ["/job"])
