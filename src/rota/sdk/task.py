@@ -14,6 +14,8 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from rota.client.connections import has_backend_override, now_ms
 from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, parse_id
@@ -129,8 +131,16 @@ class Task(Generic[P, R]):
         return Job(self.app, parse_id(JobId, str(job)), single_result_reader(self.signature.decode_result))
 
     def submissions(self, calls: Iterable[Call[R]]) -> list[Submission]:
-        """The submissions of `submit_many`."""
-        return [call.task.submission({**self.overrides, **call.task.overrides}, input=call.input) for call in calls]
+        """The submissions of `submit_many`. The options of a task are read once: its calls differ in their input."""
+        alike: dict[Task[..., R], Submission] = {}
+        found: list[Submission] = []
+        for call in calls:
+            shared = alike.get(call.task)
+            if shared is None:
+                shared = alike[call.task] = call.task.submission({**self.overrides, **call.task.overrides}, input=None)
+            [layer] = shared.layers
+            found.append(replace(shared, layers=(replace(layer, input=call.input),)))
+        return found
 
     def jobs(self, calls: Iterable[Call[R]], submitted: Iterable[SubmitResult]) -> list[Job[R]]:
         """The jobs `submit_many` returns."""
