@@ -21,7 +21,7 @@ from rota.client.events import follow_events
 from rota.client.http import HttpClient, StreamIdle
 from rota.client.transport import FrameResult, LogSource
 from rota.engine.queries.jobs import JobHistoryEntry, JobView
-from rota.model.errors import Unavailable
+from rota.model.errors import RotaError, Unavailable
 from rota.model.events import Event
 from rota.model.ids import JobId
 from rota.model.job_states import FrameState, JobState
@@ -30,6 +30,10 @@ from rota.model.jobs.submission import Submission, SubmitResult
 RESULTS_PAGE_SIZE: Final = 1000
 LOG_GRACE_S: Final = 0.6
 """The last log output may arrive this much later than the frame's end."""
+ROUTE_UNKNOWN: Final = frozenset({404, 405})
+"""Statuses of a server without the route."""
+ROUTE_UNKNOWN_S: Final = 60.0
+"""So long it is not asked again."""
 NIL: Final = msgspec.msgpack.encode(None)
 _LOG_LINE: Final = msgspec.json.Decoder(LogBytes)
 
@@ -76,18 +80,41 @@ class HttpTransport:
     def __init__(self, http: HttpClient) -> None:
         self.http = http
         self._coalescer = SubmissionCoalescer(http)
+        self._keyed_until_s = 0.0
+        """By the clock of the loop: the server has no route for a key of a bulk."""
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
-        keyed = [each if each.idempotency_key else _with_idempotency_key(each) for each in submissions]
-        if len(keyed) == 1:
-            answers = [await self._coalescer.submit(keyed[0])]
+        if len(submissions) > 1 and not any(each.idempotency_key for each in submissions):
+            answers = await self._submit_bulk(submissions)
+        elif len(submissions) > 1:
+            answers = await self._submit_keyed(submissions)
         else:
-            answers = (await self.http.call("POST", "/jobs/bulk", BulkSubmitReply, idempotent=True, body=keyed)).items
+            answers = [await self._coalescer.submit(_keyed(each)) for each in submissions]
         # An existing job under a generated key is the result of an attempt whose reply was lost.
         return [
             answer if submission.idempotency_key else msgspec.structs.replace(answer, already=False)
             for submission, answer in zip(submissions, answers, strict=True)
         ]
+
+    async def _submit_bulk(self, submissions: Sequence[Submission]) -> list[SubmitResult]:
+        """Under one key for all: a key for each would cost the servers a row and an index entry for each."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._keyed_until_s:
+            try:
+                path = f"/jobs/bulk/{uuid4().hex}"
+                return (await self.http.call("PUT", path, BulkSubmitReply, idempotent=True, body=submissions)).items
+            except RotaError as error:
+                if error.facts.get("status") not in ROUTE_UNKNOWN:
+                    raise
+            # Nothing was written. If the other route accepts them, it is the route that this server does not have.
+            answers = await self._submit_keyed(submissions)
+            self._keyed_until_s = loop.time() + ROUTE_UNKNOWN_S
+            return answers
+        return await self._submit_keyed(submissions)
+
+    async def _submit_keyed(self, submissions: Sequence[Submission]) -> list[SubmitResult]:
+        keyed = [_keyed(each) for each in submissions]
+        return (await self.http.call("POST", "/jobs/bulk", BulkSubmitReply, idempotent=True, body=keyed)).items
 
     async def get(self, job: JobId) -> JobView:
         return await self.http.call("GET", f"/jobs/{job}", JobView, idempotent=True)
@@ -164,7 +191,10 @@ def _reason(event: Event) -> str | None:
     return str(reason) if reason is not None else None
 
 
-def _with_idempotency_key(submission: Submission) -> Submission:
+def _keyed(submission: Submission) -> Submission:
+    """With its own idempotency key, or a new one."""
+    if submission.idempotency_key:
+        return submission
     return msgspec.structs.replace(submission, idempotency_key=f"sdk-{uuid4()}")
 
 

@@ -137,6 +137,18 @@ async def test_bulk_submission_is_all_or_nothing(farm, ann):
     assert await farm.database.value(JOBS) == 1000
 
 
+async def test_bulk_with_a_key_is_submitted_once(farm, ann):
+    body = "\n".join(json.dumps(a_job(name=f"n{number}")) for number in range(100))
+    first, again = [await ann.put("/jobs/bulk/once", content=body) for _ in range(2)]
+    assert [one["job"] for one in again.json()["items"]] == [one["job"] for one in first.json()["items"]]
+    assert all(one["already"] for one in again.json()["items"])
+    problem(await ann.put("/jobs/bulk/once", content=body + "\n"), 409, "idempotency_conflict")
+    own = json.dumps(a_job(idempotency_key="a"))
+    assert "of its own" in problem(await ann.put("/jobs/bulk/twice", content=own), 400, "invalid_input")
+    problem(await ann.put("/jobs/bulk/" + "x" * 201, content=body), 400, "invalid_input")
+    assert await farm.database.value(JOBS) == 100
+
+
 async def test_malformed_bulk_submits_nothing(farm, ann):
     for body in (b"", b"\n\n", b"[]", b"{", b"\xff\xfe", b"null\n"):
         problem(await ann.post("/jobs/bulk", content=body), 400, "invalid_input")

@@ -38,6 +38,23 @@ FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::jso
   AS g (show, folder, dept, digest, topic, requires, labels, pool, worker, cores, gpus, memory_mb, at)
 ORDER BY g.show COLLATE "C", g.folder COLLATE "C", g.dept COLLATE "C", g.digest
 
+-- name: submit_take_key
+-- Take key $2 of show $1 for job $3 and the others of its bulk; $4: digest of the bulk. Waits for a concurrent transaction
+-- with the same key. No row: it is taken, or there is no such show.
+INSERT INTO rota.idempotency_key (pk_show, key, pk_job, digest)
+SELECT s.pk_show, $2::text, $3::uuid, $4::bytea FROM rota.show s WHERE s.str_name = $1::text
+ON CONFLICT DO NOTHING RETURNING 1
+
+-- name: submit_known_key
+-- Job and digest of key $2 of show $1.
+SELECT k.pk_job, k.digest FROM rota.idempotency_key k
+WHERE k.pk_show = (SELECT s.pk_show FROM rota.show s WHERE s.str_name = $1::text) AND k.key = $2::text
+
+-- name: submit_states
+-- States of those of the jobs $1 that are kept.
+SELECT j.pk_job, j.state FROM rota.job j WHERE j.pk_job = ANY ($1::uuid[])
+UNION ALL SELECT d.pk_job, d.state FROM rota.job_done d WHERE d.pk_job = ANY ($1::uuid[])
+
 -- name: submit_unknown
 -- Those of the jobs $1 that do not exist, neither live nor done.
 SELECT given.id FROM unnest($1::uuid[]) AS given (id)

@@ -25,6 +25,7 @@ from rota.engine.admission.decision import (
     PrecheckResult,
     admission_message,
 )
+from rota.engine.submission.bulk_key import BulkKey
 from rota.engine.submission.columns import SubmissionColumns, queue_columns
 from rota.engine.submission.single_job import INSERT_ONE, fits_one_row, single_arguments
 from rota.infra.blob_store import PUT as PUT_BLOBS
@@ -74,9 +75,12 @@ class SubmissionBatch:
         *,
         ids: Sequence[JobId] | None = None,
         ahead: PrecheckResult | None = None,
+        bulk: BulkKey | None = None,
     ) -> None:
-        """`ahead`: policy decisions made before the write; requires `ids`, which the policy was queried with."""
+        """`ahead`: policy decisions made before the write; requires `ids`, which the policy was queried with. `bulk`:
+        one idempotency key for all; requires ids of `bulk_ids`."""
         self.plans = plans
+        self._bulk = bulk
         self._now_ms = now_ms
         self.until = ahead.until if ahead is not None else None
         decided = ahead.decisions if ahead is not None else _decide(gate, plans)
@@ -103,14 +107,20 @@ class SubmissionBatch:
     @property
     def needs_transaction(self) -> bool:
         """Whether several statements must commit together."""
-        return bool(self._large) or any(each.state is JobState.PENDING for each in self.decisions)
+        return (
+            self._bulk is not None
+            or bool(self._large)
+            or any(each.state is JobState.PENDING for each in self.decisions)
+        )
 
     def deferred(self) -> SubmissionBatch:
         """The same jobs with the decision deferred: written as PENDING."""
-        return SubmissionBatch(self.plans, DeferAll(), self._now_ms, ids=self.ids)
+        return SubmissionBatch(self.plans, DeferAll(), self._now_ms, ids=self.ids, bulk=self._bulk)
 
     def statements(self, *, together: bool = True) -> Statements:
         """`together`: the statements share a transaction, so the batch can still be deferred in it."""
+        if self._bulk is not None and (known := (yield from self._known(self._bulk))) is not None:
+            return known
         insert = self._insert()
         if dependencies := sorted({before for plan in self.plans for before in plan.after}):
             for row in (yield Statement(UNKNOWN_JOBS, (dependencies,))):
@@ -133,6 +143,18 @@ class SubmissionBatch:
         submitted = self._results(unwritten)
         yield from self._follow_up_statements(submitted)
         return submitted
+
+    def _known(self, bulk: BulkKey) -> Generator[Statement, Rows, list[SubmitResult] | None]:
+        """The jobs that exist under the key of the bulk; None: it was taken for these."""
+        steps = bulk.statements(self.ids)
+        rows: Rows | None = None
+        while True:
+            try:
+                step, arguments = steps.send(rows) if rows is not None else next(steps)
+            except StopIteration as end:
+                known: list[SubmitResult] | None = end.value
+                return known
+            rows = yield Statement(step, arguments)
 
     def _insert(self) -> Statement:
         if self._is_single:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rota.engine.admission.decision import AdmissionGate, AllowAll
 from rota.engine.admission.precheck import AdmissionPrecheck
 from rota.engine.events.sink import EventSink
+from rota.engine.submission.bulk_key import BulkKey, bulk_ids
 from rota.engine.submission.statements import StaleDecision, Statement, SubmissionBatch, new_job_ids
 from rota.engine.tracing import SubmissionSpans
 from rota.infra import failpoints
@@ -87,15 +88,19 @@ class Submitter:
         *,
         on: Transaction | None = None,
         parents: Sequence[Context | None] | None = None,
+        bulk: BulkKey | None = None,
     ) -> list[SubmitResult]:
-        """Write validated submissions; `parents` are their trace contexts, by default the current one."""
+        """Write validated submissions; `parents` are their trace contexts, by default the current one. `bulk`: a key
+        for all of them, which have none of their own."""
         if not plans:
             return []
         with SubmissionSpans(plans, parents) as submitting:
             if on is None and self.ahead is not None:
-                submitted = await self._write_prechecked(submitting.plans, self.ahead)
+                submitted = await self._write_prechecked(submitting.plans, self.ahead, bulk)
             else:
-                batch = SubmissionBatch(submitting.plans, self.gate, self._clock.now_ms())
+                now_ms = self._clock.now_ms()
+                ids = bulk_ids(len(plans), now_ms) if bulk is not None else None
+                batch = SubmissionBatch(submitting.plans, self.gate, now_ms, ids=ids, bulk=bulk)
                 submitted = await self._write_or_defer(batch, on)
             submitting.record_submitted(submitted)
             if on is None:
@@ -103,12 +108,13 @@ class Submitter:
             return submitted
 
     async def _write_prechecked(
-        self, plans: Sequence[ValidatedSubmission], ahead: AdmissionPrecheck
+        self, plans: Sequence[ValidatedSubmission], ahead: AdmissionPrecheck, bulk: BulkKey | None
     ) -> list[SubmitResult]:
         now_ms = self._clock.now_ms()
-        ids = new_job_ids(len(plans), now_ms)
+        ids = bulk_ids(len(plans), now_ms) if bulk is not None else new_job_ids(len(plans), now_ms)
         decided = await ahead.decide(ids, plans)
-        return await self._write_or_defer(SubmissionBatch(plans, self.gate, now_ms, ids=ids, ahead=decided), None)
+        batch = SubmissionBatch(plans, self.gate, now_ms, ids=ids, ahead=decided, bulk=bulk)
+        return await self._write_or_defer(batch, None)
 
     async def _write_or_defer(self, batch: SubmissionBatch, on: Transaction | None) -> list[SubmitResult]:
         """Deferred jobs keep their ids, so that a velocity limit counts each of them once."""

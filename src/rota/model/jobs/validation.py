@@ -572,6 +572,10 @@ def _check_topic(topic: str) -> None:
         )
 
 
+def check_idempotency_key(key: str) -> None:
+    _check_text("idempotency key", key, KEY_CHARS_MAX)
+
+
 def _check_text(what: str, text: str, most: int) -> None:
     if not 0 < len(text) <= most or not text.isprintable():
         raise InvalidInput(f"{_quote(text)} is not a valid {what}: use 1 to {most} printable characters.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from litestar import Request
@@ -13,17 +13,28 @@ from rota.model.jobs.submission import SUBMISSION_BYTES_MAX, Submission, decode_
 BULK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-async def read_submissions(request: Request[Any, Any, Any], *, max_count: int) -> list[Submission]:
-    """Raises for the first invalid submission and names its number; nothing has been submitted then."""
+class Digest(Protocol):
+    """Of `hashlib`."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+async def read_submissions(
+    request: Request[Any, Any, Any], *, max_count: int, digest: Digest | None = None
+) -> list[Submission]:
+    """Raises for the first invalid submission and names its number; nothing has been submitted then. `digest` is
+    updated with the body."""
     if "msgpack" in request.headers.get("content-type", ""):
-        return await _read_array(request, max_count)
-    return await _read_lines(request, max_count)
+        return await _read_array(request, max_count, digest)
+    return await _read_lines(request, max_count, digest)
 
 
-async def _read_array(request: Request[Any, Any, Any], max_count: int) -> list[Submission]:
+async def _read_array(request: Request[Any, Any, Any], max_count: int, digest: Digest | None) -> list[Submission]:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
+        if digest is not None:
+            digest.update(chunk)
         _check_size(len(body))
     try:
         items = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
@@ -34,10 +45,12 @@ async def _read_array(request: Request[Any, Any, Any], max_count: int) -> list[S
     return _require_any(submissions)
 
 
-async def _read_lines(request: Request[Any, Any, Any], max_count: int) -> list[Submission]:
+async def _read_lines(request: Request[Any, Any, Any], max_count: int, digest: Digest | None) -> list[Submission]:
     submissions: list[Submission] = []
     rest, size = b"", 0
     async for chunk in request.stream():
+        if digest is not None:
+            digest.update(chunk)
         size += len(chunk)
         _check_size(size)
         *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else [rest + chunk]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
-from litestar import Controller, get, post
-from litestar.params import FromQuery, HeaderParameter, JSONBody, QueryParameter
+from litestar import Controller, get, post, put
+from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
 
 from rota.api.explanation import JobExplanation
 from rota.api.submission import SubmitBatchAnswer, SubmitBatchItem, SubmitBatchReply, SubmitBatchRequest, SubmitProblem
 from rota.engine.queries.jobs import JobSummary, JobView
+from rota.engine.submission.bulk_key import BulkKey
 from rota.engine.submission.submitter import validate_decoded
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
@@ -22,6 +24,7 @@ from rota.model.errors import Forbidden, InvalidInput, RotaError
 from rota.model.ids import JobId, parse_id
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import ResubmitResult, Submission, SubmitResult
+from rota.model.jobs.validation import check_idempotency_key
 from rota.server.http.bulk_body import BULK_BYTES_MAX, read_submissions
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
@@ -87,13 +90,38 @@ class JobRoutes(Controller):
     @post("/bulk", opt=requires(Role.SUBMITTER, "somewhere"), request_max_body_size=BULK_BYTES_MAX)
     async def submit_jobs(self, request: ApiRequest, deps: Deps) -> BulkSubmitReply:
         """Submit up to ten thousand jobs, as JSON lines or one msgpack array: all or none."""
+        return await self._submit_bulk(request, deps, None)
+
+    @put("/bulk/{key:str}", opt=requires(Role.SUBMITTER, "somewhere"), request_max_body_size=BULK_BYTES_MAX)
+    async def submit_jobs_once(
+        self,
+        request: ApiRequest,
+        deps: Deps,
+        key: Annotated[str, PathParameter(description="An idempotency key.", max_length=KEY_CHARS_MAX)],
+    ) -> BulkSubmitReply:
+        """The same with one idempotency key for all: a repetition of the request returns the same jobs."""
+        return await self._submit_bulk(request, deps, key)
+
+    async def _submit_bulk(self, request: ApiRequest, deps: Deps, key: str | None) -> BulkSubmitReply:
         _continue_trace(request.headers.get("traceparent"))
-        decoded = await read_submissions(request, max_count=BULK_MAX)
+        if key is not None:
+            check_idempotency_key(key)
+        digest = sha256()
+        decoded = await read_submissions(request, max_count=BULK_MAX, digest=digest if key is not None else None)
         for one in {(each.show, each.priority): each for each in decoded}.values():
             require_submit_role(request.user, one)
         submissions = [_with_principal(each, request.user) for each in decoded]
         await check_dependencies_visible(request.user, deps, submissions)
-        return BulkSubmitReply(await deps.submitter.write(validate_decoded(submissions)))
+        plans = validate_decoded(submissions)
+        if key is None:
+            return BulkSubmitReply(await deps.submitter.write(plans))
+        if any(plan.key is not None for plan in plans):
+            raise InvalidInput(
+                "A submission has an idempotency key of its own: remove it, or send the bulk without a key for all."
+            )
+        digest.update(submissions[0].principal.encode())
+        bulk = BulkKey(plans[0].show, key, digest.digest())
+        return BulkSubmitReply(await deps.submitter.write(plans, bulk=bulk))
 
     @post("/batch", opt=requires(Role.SUBMITTER, "somewhere"))
     async def submit_batch(
