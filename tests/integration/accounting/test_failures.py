@@ -31,13 +31,13 @@ from rota.accounting.live import reader as live_reader
 from rota.accounting.live import reconcile, seeding
 from rota.accounting.live.release_publisher import FAILED, MISCONFIGURED
 from rota.accounting.service import UNKNOWN_COMMIT_DELAY_S, AccountingService
-from rota.infra import failpoints
 from rota.infra.clock import SystemClock
 from rota.infra.redis import RedisTarget, connect
 from rota.model.errors import PostgresBusy, RedisUnavailable
 from rota.model.quota import Level, Refusal, Resource
 from tests.contract.ledger_suite import outcome_of, sql
 from tests.integration.accounting.accounting_support import ShowQuota, crash, paused_at
+from tests.support.harness.lost_replies import lose_reply
 
 HOURS_S = 36_000.0
 ENDED = 100_000
@@ -182,11 +182,7 @@ async def test_booking_inserted_within_the_reconciliation_grace_is_kept(quota, m
 @pytest.mark.parametrize("place", ["procs.insert", "live.book"])
 async def test_booker_that_loses_a_reply_and_retries_is_counted_once(quota, monkeypatch, place):
     with monkeypatch.context() as patched:
-        patched.setattr(
-            failpoints,
-            "after_send",
-            failpoints.FaultPlan.parse({"LOST_REPLY_AT": place}).after_send,
-        )
+        lose_reply(patched, place)
         with pytest.raises(ConnectionError):
             await quota.book(range(4))
     again = await quota.book(range(4))

@@ -11,11 +11,11 @@ import pytest
 from rota.accounting import allocations
 from rota.accounting.ledger import DeclineReason
 from rota.accounting.transactional import TransactionalLedger
-from rota.infra import failpoints
 from rota.infra.postgres import query
 from rota.model.errors import PostgresUnavailable
 from rota.model.quota import Level, Usage
 from tests.contract.ledger_suite import Books, everywhere, outcome_of, sql
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.waiting import until
 
 FLIP = sql("SELECT was, fence FROM rota.show_set_managed($1, $2)")
@@ -217,11 +217,7 @@ async def test_backend_killed_during_a_booking_leaves_nothing(quota):
 
 async def test_booking_with_a_lost_reply_can_be_repeated(quota, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(
-            failpoints,
-            "after_send",
-            failpoints.FaultPlan.parse({"LOST_REPLY_AT": "ledger.book"}).after_send,
-        )
+        lose_reply(patched, "ledger.book")
         with pytest.raises(ConnectionError):
             await quota.book(range(3))
     assert await quota.book(range(3)) == outcome_of(already=[0, 1, 2])

@@ -11,7 +11,6 @@ from rota.agents import running as runs_module
 from rota.agents.redis_index.index import AgentClaim, FinishedRun
 from rota.agents.registry import AgentRegistry
 from rota.agents.running import ActiveRun, ActiveRuns, AgentRun
-from rota.infra import failpoints
 from rota.infra.clock import SystemClock
 from rota.model.agents import AgentOutcome, AgentSpec
 from rota.model.circuit_breaker import BreakerPhase
@@ -30,6 +29,7 @@ from tests.support.agents import (
     row,
     sets_of,
 )
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.queue import sql
 from tests.support.waiting import until
 
@@ -274,9 +274,10 @@ FAILPOINTS = ("agents.acquire", "agents.begin", "agents.end", "agents.finish")
 
 @pytest.mark.parametrize("place", FAILPOINTS)
 async def test_lost_reply_loses_and_duplicates_nothing(database, redis, seen, monkeypatch, place):
-    monkeypatch.setattr(failpoints, "after_send", failpoints.FaultPlan.parse({"LOST_REPLY_AT": place}).after_send)
+    lost = lose_reply(monkeypatch, place)
     async with Pod(database, redis, beat=every(100, seen.quick)) as pod:
         await until(lambda: seen.count("beat") >= 3)
+    assert lost == [place]
     assert not seen.overlaps
     starts = [run.acquired_ms for run in seen.runs]
     assert all(after - before >= 100 for before, after in pairwise(starts))

@@ -7,11 +7,11 @@ from rota.engine.completion import canceller
 from rota.engine.completion.finisher import DISPATCH_FAILED
 from rota.engine.completion.job_ends import finish_jobs
 from rota.engine.recovery.reconciler import EngineReconciler
-from rota.infra import failpoints
 from rota.model.errors import NatsUnavailable, PostgresUnavailable, StaleFence
 from rota.model.jobs.submission import Budget
 from rota.model.settings.lifecycle import ReconcilerSettings, SchedulerSettings
 from rota.queue import DeadLetterFilter
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging, seen
 from tests.support.waiting import until
@@ -69,12 +69,15 @@ async def test_frames_of_a_dispatch_round_that_lost_postgres_are_returned(cluste
     assert sorted(frame for frame, _ in seen["note"]) == list(range(5))
 
 
-@pytest.mark.parametrize(("task", "failpoint"), [("noop", "finish.success"), ("echo", "finish.ended")])
+@pytest.mark.parametrize(
+    ("task", "failpoint"), [("noop", "finish.success"), ("echo", "finish.success"), ("leave", "finish.ended")]
+)
 async def test_completion_committed_without_a_reply_releases_its_quota(cluster, monkeypatch, task, failpoint):
-    monkeypatch.setattr(failpoints, "after_send", failpoints.FaultPlan.parse({"LOST_REPLY_AT": failpoint}).after_send)
+    lost = lose_reply(monkeypatch, failpoint)
     await cluster.worker()
-    job = await cluster.submit(task, *([1] if task == "echo" else []), frames=2, max_cores=1)
+    job = await cluster.submit(task, *({"echo": [1], "leave": ["a.txt"]}.get(task, ())), frames=2, max_cores=1)
     assert await cluster.ended(job, within_s=25) == "SUCCEEDED"
+    assert lost == [failpoint]
 
 
 async def test_dispatcher_that_lost_its_lease_continues_under_a_new_one(cluster, monkeypatch):

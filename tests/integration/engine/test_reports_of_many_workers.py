@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from rota.engine.completion.finisher import Successes
 from rota.engine.completion.report_consumer import LONGEST_MS, ReportConsumer, SucceededRanges, _by_duration
 from rota.engine.dispatch.series import WorkDurations
 from rota.model.protocol import AttemptResult, AttemptStatus, Report, encode
@@ -18,6 +19,7 @@ PROCS = sql("SELECT token, pk_host, pk_layer FROM rota.proc ORDER BY token")
 TOOK = sql("SELECT took_ms FROM rota.layer")
 TOMBSTONES = sql("SELECT token_first, token_last FROM rota.proc_grave ORDER BY token_first")
 VALUES = sql("SELECT value FROM rota.frame_end")
+ENDS = sql("SELECT frame, attempt, token, state, value, value_at, took_ms, pk_host FROM rota.frame_end ORDER BY token")
 STATEMENTS = "rota.frames_succeed_each"
 
 
@@ -143,19 +145,91 @@ async def test_late_frame_of_one_worker_costs_one_more_call_for_all(cluster, mon
     assert await cluster.ended(job) == "SUCCEEDED"
 
 
-async def test_forged_value_of_another_worker_is_not_stored(cluster):
+def results(tokens, value=None):
+    """A result each, which tells its token unless a value is given."""
+    return [
+        AttemptResult(token, AttemptStatus.SUCCEEDED, value or b"%d" % token, took_ms=token % 1000) for token in tokens
+    ]
+
+
+async def test_results_of_many_workers_are_stored_in_one_call(cluster, monkeypatch):
+    [job], tokens = await booked_on_three(cluster)
+    calls = count_statements(cluster.replica.engine.database, monkeypatch)
+    finisher = cluster.replica.engine.finisher
+    reported = {worker: results(each) for worker, each in tokens.items()}
+    assert all(finisher.is_plain_result(end) for each in reported.values() for end in each)
+    result = await finisher.finish_results(reported)
+    assert sum("frames_succeed_with_results" in text for text in calls) == 1
+    assert {worker: count_tokens(freed) for worker, freed in result.freed.items()} == {
+        worker: len(each) for worker, each in tokens.items()
+    }
+    assert await cluster.ended(job) == "SUCCEEDED"
+    rows = await cluster.database.rows(ENDS)
+    assert {row["frame"] for row in rows} == set(range(6))
+    assert {(row["token"], row["value"], row["took_ms"], row["pk_host"]) for row in rows} == {
+        (token, b"%d" % token, token % 1000, worker) for worker, each in tokens.items() for token in each
+    }
+    assert {(row["attempt"], row["state"], row["value_at"]) for row in rows} == {(1, "SUCCEEDED", None)}
+
+
+async def test_results_that_are_reported_again_are_late_and_stored_once(cluster):
+    [job], tokens = await booked_on_three(cluster)
+    finisher = cluster.replica.engine.finisher
+    worker, mine = next((worker, each) for worker, each in tokens.items() if len(each) > 1)
+    await finisher.finish_results({worker: results(mine[:1])})
+    result = await finisher.finish_results({each: results(found, b"again") for each, found in tokens.items()})
+    assert result.late == 1
+    again = await finisher.finish_results({worker: results(mine, b"third")})
+    assert again.late == len(mine)
+    assert await cluster.ended(job) == "SUCCEEDED"
+    stored = {row["token"]: row["value"] for row in await cluster.database.rows(ENDS)}
+    assert stored == {token: b"again" for each in tokens.values() for token in each} | {mine[0]: b"%d" % mine[0]}
+
+
+async def test_results_of_frames_whose_claim_refuses_them_are_not_stored(cluster):
+    _, tokens = await booked_on_three(cluster)
+    engine = cluster.replica.engine
+    mine = next(iter(tokens.values()))
+    await engine.queue.complete(mine[:1])
+    result = await engine.finisher.finish_results({each: results(found) for each, found in tokens.items()})
+    assert result.late == 1
+    assert mine[0] not in {row["token"] for row in await cluster.database.rows(ENDS)}
+    assert await cluster.database.rows(PROCS) == []
+
+
+@pytest.mark.parametrize("finish", ["finish_results", "finish_attempts"])
+async def test_forged_value_of_another_worker_is_not_stored(cluster, finish):
     [job], tokens = await booked_on_three(cluster)
     first, second, _ = tokens
-
-    def ends(found, value):
-        return [AttemptResult(token, AttemptStatus.SUCCEEDED, value) for token in found]
-
-    reported = {worker: ends(each, b"\x01") for worker, each in tokens.items()}
-    reported[second] = [*ends(tokens[first], b"\x02"), *reported[second]]
-    result = await cluster.replica.engine.finisher.finish_attempts(reported)
+    reported = {worker: results(each, b"\x01") for worker, each in tokens.items()}
+    reported[second] = [*results(tokens[first], b"\x02"), *reported[second]]
+    result = await getattr(cluster.replica.engine.finisher, finish)(reported)
     assert result.late == len(tokens[first])
     assert await cluster.ended(job) == "SUCCEEDED"
     assert [row["value"] for row in await cluster.database.rows(VALUES)] == [b"\x01"] * 6
+
+
+async def test_failures_and_results_of_one_report_end_in_two_calls(cluster):
+    _, tokens = await booked_on_three(cluster)
+    ended = []
+    consumer = ReportConsumer(cluster.replica.engine.finisher, ended.append, WorkDurations())
+    failed = {each[0] for each in tokens.values()}
+    reports = [
+        Report(
+            worker=worker,
+            ends=tuple(
+                AttemptResult(end.token, AttemptStatus.FAILED, code="exception", error="no")
+                if end.token in failed
+                else end
+                for end in results(each)
+            ),
+        )
+        for worker, each in tokens.items()
+    ]
+    assert set(await consumer.handle([SimpleNamespace(data=encode(report)) for report in reports])) == {None}
+    assert [sum(map(count_tokens, result.freed.values())) for result in ended] == [6 - len(failed), len(failed)]
+    states = {row["token"]: row["state"] for row in await cluster.database.rows(ENDS)}
+    assert states == {token: "FAILED" if token in failed else "SUCCEEDED" for each in tokens.values() for token in each}
 
 
 async def test_frames_that_end_between_two_tries_do_not_keep_the_others_from_ending(cluster, monkeypatch):
@@ -165,11 +239,11 @@ async def test_frames_that_end_between_two_tries_do_not_keep_the_others_from_end
     others = {each: to_ranges(found) for each, found in tokens.items() if each != worker}
     tries, succeed = [], finisher._succeed
 
-    async def end_one_first(runs, took_ms):
-        tries.append(runs)
+    async def end_one_first(successes):
+        tries.append(successes)
         if len(tries) == 2:
-            await succeed({worker: to_ranges(mine[:1])}, 0)
-        return await succeed(runs, took_ms)
+            await succeed(Successes.without_results({worker: to_ranges(mine[:1])}, 0))
+        return await succeed(successes)
 
     monkeypatch.setattr(finisher, "_succeed", end_one_first)
     result = await finisher.finish_succeeded({worker: [*to_ranges(mine), (2**50, 1)]})

@@ -13,6 +13,7 @@ from rota.model.api_key_format import ENTROPY_BYTES, new_key
 from rota.model.errors import InvalidInput, PostgresUnavailable, Unauthenticated
 from rota.server.access import ApiKeyStore, KeyCheck
 from tests.contract.ledger_suite import sql
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.waiting import until
 
 AUDIT_ENTRIES = sql("SELECT actor, action, target, detail FROM rota.audit WHERE actor = $1 ORDER BY seq")
@@ -212,8 +213,7 @@ async def test_show_deleted_during_key_creation_fails_it_without_a_key(keys):
 
 
 async def test_key_with_lost_commit_reply_is_listed_and_can_be_revoked(keys, monkeypatch):
-    plan = failpoints.FaultPlan.parse({"LOST_REPLY_AT": "postgres.commit"})
-    monkeypatch.setattr(failpoints, "after_send", plan.after_send)
+    lose_reply(monkeypatch, "postgres.commit")
     with pytest.raises(PostgresUnavailable) as lost:
         await keys.create("ci", ADMIN, actor="ann")
     assert lost.value.facts["outcome"] == "unknown"

@@ -65,6 +65,7 @@ from rota.model.token_ranges import (
     iterate_tokens,
     span_columns,
     to_ranges,
+    tokens_in_range,
 )
 from rota.policy.decision_store import DecisionStore
 from rota.queue import Claim, FrameFailure, Queue
@@ -72,6 +73,7 @@ from rota.queue.failed import FailedFilter
 from rota.queue.tokens import masks_of, tokens_in
 
 SUCCEED = query(__package__, "frames_succeed")
+SUCCEED_WITH_RESULTS = query(__package__, "frames_succeed_with_results")
 BOOKED_FRAMES = query(__package__, "frames_held")
 LAYERS = query(__package__, "layers_for_ends")
 ADD_ENDS = query(__package__, "frame_ends_add")
@@ -87,6 +89,8 @@ DEAD_LETTER_REASONS: Final = frozenset(
 )
 """Ends that no handler decided on: an operator must look at them, so they are dead letters immediately."""
 FAILED_STATES: Final = ("FAILED", "TIMEOUT")
+TOOK_MS_MAX: Final = 2**31 - 1
+"""As the column stores."""
 UNUSED_STATES: Final = ("RETURNED", "HANDED_BACK", "RERUN")
 """The frame is dispatched again, and nothing of this attempt is kept."""
 SERIES_STATES: Final = {AttemptCode.HANDED_BACK: "HANDED_BACK", AttemptCode.SERIES_LOST: "RERUN"}
@@ -110,6 +114,32 @@ class EndedAttempt(NamedTuple):
     layer: LayerId
     frame: int
     attempt: int
+
+
+class Successes(NamedTuple):
+    """Frames that succeeded, of any workers: either none of them has a result, or all have."""
+
+    runs: SucceededFrames
+    took_ms: int
+    results: Mapping[tuple[UUID, int], AttemptResult]
+    """By worker and token."""
+
+    @classmethod
+    def without_results(cls, runs: SucceededFrames, took_ms: int) -> Successes:
+        return cls(runs, took_ms, {})
+
+    @classmethod
+    def with_results(cls, results: Mapping[UUID, Sequence[AttemptResult]]) -> Successes:
+        """The duration of each is stored with its result."""
+        runs = {worker: to_ranges(end.token for end in each) for worker, each in results.items()}
+        return cls(runs, 0, {(worker, end.token): end for worker, each in results.items() for end in each})
+
+    def restrict(self, tokens: set[int], took_ms: int) -> Successes:
+        held = {worker: to_ranges(tokens.intersection(iterate_tokens(each))) for worker, each in self.runs.items()}
+        return Successes({worker: each for worker, each in held.items() if each}, took_ms, self.results)
+
+    def tokens(self) -> Iterator[int]:
+        return (token for ranges in self.runs.values() for token in iterate_tokens(ranges))
 
 
 class DispatchFailures(NamedTuple):
@@ -143,18 +173,28 @@ class Finisher:
 
     async def finish_succeeded(self, runs: SucceededFrames, took_ms: int = 0) -> CompletionResult:
         """End frames that succeeded without output, except `locked` ones."""
+        return await self._finish_successes(Successes.without_results(runs, took_ms))
+
+    def is_plain_result(self, end: AttemptResult) -> bool:
+        """Whether this is the result of a success that nothing checks, so that `finish_results` may end it."""
+        if end.status is not AttemptStatus.SUCCEEDED or end.artifacts or end.error:
+            return False
+        return _has_output(end) and (self.outputs is None or self.outputs.policy() is None)
+
+    async def finish_results(self, results: Mapping[UUID, Sequence[AttemptResult]]) -> CompletionResult:
+        """End frames that succeeded with a plain result each, by worker, in one statement, except `locked` ones."""
+        return await self._finish_successes(Successes.with_results(results))
+
+    async def _finish_successes(self, successes: Successes) -> CompletionResult:
         if not self._locked_shows:
             with suppress(PostgresBusy):
-                return await self._finish_succeeded(runs, took_ms)
-        took = iter([took_ms])  # counted once
+                return await self._finish_succeeded(successes)
+        took = iter([successes.took_ms])  # counted once
 
         async def finish(tokens: set[int]) -> CompletionResult:
-            held = {worker: to_ranges(tokens.intersection(iterate_tokens(ranges))) for worker, ranges in runs.items()}
-            return await self._finish_succeeded({worker: each for worker, each in held.items() if each}, next(took, 0))
+            return await self._finish_succeeded(successes.restrict(tokens, next(took, 0)))
 
-        return await self._finish_by_show(
-            [token for ranges in runs.values() for token in iterate_tokens(ranges)], finish
-        )
+        return await self._finish_by_show(list(successes.tokens()), finish)
 
     async def finish_attempts(self, ends: EndsByWorker) -> CompletionResult:
         """End attempts that carry a result, except `locked` ones."""
@@ -189,27 +229,25 @@ class Finisher:
                 total.locked += held
         return total
 
-    async def _finish_succeeded(self, runs: SucceededFrames, took_ms: int) -> CompletionResult:
+    async def _finish_succeeded(self, successes: Successes) -> CompletionResult:
         failpoints.hit("finish.before_success")
-        with self._report_unknown_commit(
-            lambda: sorted({token for ranges in runs.values() for token in iterate_tokens(ranges)})
-        ):
-            result = await self._write_successes(runs, took_ms)
+        with self._report_unknown_commit(lambda: sorted(set(successes.tokens()))):
+            result = await self._write_successes(successes)
             failpoints.after_send("finish.success")
         if result is None:
-            return await self._finish_each(runs, took_ms)
+            return await self._finish_each(successes)
         await self._after_commit(result)
         return result
 
-    async def _finish_each(self, runs: SucceededFrames, took_ms: int) -> CompletionResult:
+    async def _finish_each(self, successes: Successes) -> CompletionResult:
         """One transaction per worker: a false report of one does not affect the frames of others. If PostgreSQL becomes
         unavailable, the rest counts as locked, so that what has ended is not forgotten."""
-        total, left = CompletionResult(), dict(runs)
-        for worker, ranges in runs.items():
+        total, left, took_ms = CompletionResult(), dict(successes.runs), successes.took_ms
+        for worker, ranges in successes.runs.items():
             try:
-                total.add(await self._finish_succeeded({worker: ranges}, took_ms))
+                total.add(await self._finish_succeeded(Successes({worker: ranges}, took_ms, successes.results)))
             except PostgresUnavailable:
-                if len(left) == len(runs):
+                if len(left) == len(successes.runs):
                     raise
                 total.locked += [token for each in left.values() for token in iterate_tokens(each)]
                 break
@@ -270,30 +308,41 @@ class Finisher:
             with suppress(RotaError):  # the leader also does it shortly after
                 await self.canceller.finish_termination(job)
 
-    async def _write_successes(self, runs: SucceededFrames, took_ms: int) -> CompletionResult | None:
+    async def _write_successes(self, successes: Successes) -> CompletionResult | None:
         """None: two workers report the same frame, so nothing was done; never None for one worker."""
         result = CompletionResult()
-        rows = await self._succeed(runs, took_ms)
+        rows = await self._succeed(successes)
         while not _is_done(rows):
-            if _overlap(runs):
+            if _overlap(successes.runs):
                 return None
-            booked = set(rows[0]["tokens"])
-            held = {worker: to_ranges(booked.intersection(iterate_tokens(each))) for worker, each in runs.items()}
-            asked, left = _count_frames(runs), _count_frames(held)
+            asked = _count_frames(successes.runs)
+            successes = successes.restrict(set(rows[0]["tokens"]), successes.took_ms)
+            left = _count_frames(successes.runs)
             result.late += asked - left
-            took_ms = took_ms * left // asked  # that of late frames is not counted
-            runs = {worker: each for worker, each in held.items() if each}
-            rows = await self._succeed(runs, took_ms) if runs else []
+            # The duration of late frames is not counted.
+            successes = successes._replace(took_ms=successes.took_ms * left // asked)
+            rows = await self._succeed(successes) if successes.runs else []
         _read_success_rows(rows, result)
-        result.freed = {worker: list(ranges) for worker, ranges in runs.items()}
+        result.freed = {worker: list(ranges) for worker, ranges in successes.runs.items()}
         return result
 
-    async def _succeed(self, runs: SucceededFrames, took_ms: int) -> list[Record]:
-        pieces = sorted((each, worker) for worker, ranges in runs.items() for each in ranges)
+    async def _succeed(self, successes: Successes) -> list[Record]:
+        pieces = sorted((each, worker) for worker, ranges in successes.runs.items() for each in ranges)
         ranges = [each for each, _ in pieces]
         ids, masks = masks_of(expand_ranges(ranges))
         workers = [worker for _, worker in pieces]
-        return await self.database.rows(SUCCEED, workers, ids, masks, *span_columns(ranges), took_ms)
+        arguments = (workers, ids, masks, *span_columns(ranges), successes.took_ms)
+        if not successes.results:
+            return await self.database.rows(SUCCEED, *arguments)
+        ends = [successes.results[worker, token] for each, worker in pieces for token in tokens_in_range(each)]
+        return await self.database.rows(
+            SUCCEED_WITH_RESULTS,
+            *arguments,
+            [end.token for end in ends],
+            [end.value for end in ends],
+            [end.pointer for end in ends],
+            [min(end.took_ms, TOOK_MS_MAX) for end in ends],
+        )
 
     async def _write_ends(self, tx: Transaction, ends: EndsByWorker) -> CompletionResult:
         result = CompletionResult()
@@ -502,7 +551,7 @@ class Finisher:
             [frame.end.pointer for frame, _ in stored],
             [outcome.reason or None for _, outcome in stored],
             [frame.end.error.replace("\0", "") or None for frame, _ in stored],
-            [min(frame.end.took_ms, 2**31 - 1) for frame, _ in stored],
+            [min(frame.end.took_ms, TOOK_MS_MAX) for frame, _ in stored],
             [frame.worker for frame, _ in stored],
             artifact_lines,
             *sync_check.frame_end_columns(checked, [frame.end.token for frame, _ in stored]),

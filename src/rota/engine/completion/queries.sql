@@ -53,6 +53,13 @@ SELECT what, claim_id, refused, pk_show, managed, fence, pk_alloc, pk_folder, pk
        topic, state, workflow_id
 FROM rota.frames_succeed_each($1::uuid[], $2::bigint[], $3::varbit[], $4::bigint[], $5::bigint[], $6::bigint)
 
+-- name: frames_succeed_with_results
+-- As `frames_succeed`, with a result for each frame: tokens, values, pointers to values, and durations in ms.
+SELECT what, claim_id, refused, pk_show, managed, fence, pk_alloc, pk_folder, pk_dept, cores, gpus, jobs, layers, tokens,
+       topic, state, workflow_id
+FROM rota.frames_succeed_with_results($1::uuid[], $2::bigint[], $3::varbit[], $4::bigint[], $5::bigint[], $6::bigint,
+                                      $7::bigint[], $8::bytea[], $9::text[], $10::integer[])
+
 -- name: job_end_as
 -- Mark job $1 as ending in state $2 for reason $3, unless it is already ending; no row if there is no such live job.
 UPDATE rota.job SET

@@ -117,9 +117,7 @@ class ReportConsumer:
             for part, frames in _batches(alike, BATCH_MAX):
                 part_ms = min(left_ms, frames * LONGEST_MS)
                 left_ms -= part_ms
-                result = await self.finisher.finish_succeeded(part, part_ms)
-                locked.update(result.locked)
-                self._after_commit(result)
+                locked |= self._after_commit(await self.finisher.finish_succeeded(part, part_ms))
         return locked
 
     async def _finish_attempts(self, ends: Mapping[UUID, Sequence[AttemptResult]]) -> set[int]:
@@ -127,17 +125,24 @@ class ReportConsumer:
         locked: set[int] = set()
         reported = ((worker, end) for worker, each in ends.items() for end in each)
         while part := list(islice(reported, ENDS_MAX)):
-            by_worker: dict[UUID | None, list[AttemptResult]] = defaultdict(list)
+            results: dict[UUID, list[AttemptResult]] = defaultdict(list)
+            others: dict[UUID | None, list[AttemptResult]] = defaultdict(list)
             for worker, end in part:
-                by_worker[worker].append(end)
-            result = await self.finisher.finish_attempts(by_worker)
-            locked.update(result.locked)
-            self._after_commit(result)
+                if self.finisher.is_plain_result(end):
+                    results[worker].append(end)
+                else:
+                    others[worker].append(end)
+            if results:
+                locked |= self._after_commit(await self.finisher.finish_results(results))
+            if others:
+                locked |= self._after_commit(await self.finisher.finish_attempts(others))
         return locked
 
-    def _after_commit(self, result: CompletionResult) -> None:
+    def _after_commit(self, result: CompletionResult) -> set[int]:
+        """Returns the tokens of locked shows."""
         REPORT_FRAMES.observe(sum(map(count_tokens, result.freed.values())))
         self._on_completion(result)
+        return set(result.locked)
 
 
 def _by_duration(succeeded: Mapping[UUID, SucceededRanges]) -> Iterable[Mapping[UUID, SucceededRanges]]:

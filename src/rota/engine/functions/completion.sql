@@ -297,6 +297,45 @@ END $$;
 COMMENT ON FUNCTION rota.frames_succeed_each IS
   'Complete frames that returned no result, ranges of tokens with a worker each: closures, procs, counts and jobs.';
 
+-- The same for frames with a result each, which nothing checks: `token_list` and what follows it are in one order.
+CREATE OR REPLACE FUNCTION rota.frames_succeed_with_results(
+  hosts uuid[], ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint,
+  token_list bigint[], result_values bytea[], pointers text[], times integer[]
+) RETURNS SETOF rota.frame_told
+LANGUAGE plpgsql SET lock_timeout = '500ms'
+-- Rows are found by token: a plan that was made while the tables were almost empty must not read them whole.
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_mergejoin = off
+AS $$
+DECLARE
+  told rota.frame_told;
+  of_layers uuid[];
+  of_hosts uuid[];
+  late bigint[] := '{}';
+BEGIN
+  -- Before the end deletes these rows.
+  SELECT array_agg(p.pk_layer ORDER BY u.i), array_agg(p.pk_host ORDER BY u.i) INTO of_layers, of_hosts
+  FROM unnest(token_list) WITH ORDINALITY AS u (token, i)
+  LEFT JOIN LATERAL (SELECT p.pk_layer, p.pk_host FROM rota.proc p WHERE p.token = u.token OFFSET 0) AS p ON true;
+  FOR told IN SELECT * FROM rota.frames_succeed_each(hosts, ids, masks, firsts, lasts, took) LOOP
+    RETURN NEXT told;
+    IF told.what = 'not_held' THEN
+      RETURN;
+    ELSIF told.what = 'refused' THEN
+      late := late || ARRAY(SELECT told.claim_id * 512 + i FROM generate_series(0, length(told.refused) - 1) AS i
+                            WHERE get_bit(told.refused, i) = 1);
+    END IF;
+  END LOOP;
+  INSERT INTO rota.frame_end (pk_layer, frame, attempt, token, state, value, value_at, took_ms, pk_host)
+  SELECT r.layer, coalesce(f.frame, 0), coalesce(f.attempt, 1), r.token, 'SUCCEEDED', r.value, r.pointer, r.took_ms, r.host
+  FROM unnest(token_list, result_values, pointers, times, of_layers, of_hosts)
+    AS r (token, value, pointer, took_ms, layer, host)
+  LEFT JOIN rota.queue_look(ids, masks) AS f ON f.token = r.token
+  WHERE r.token <> ALL (late);
+END $$;
+
+COMMENT ON FUNCTION rota.frames_succeed_with_results IS
+  'Complete frames with a result each: as frames_succeed_each, and a row in frame_end.';
+
 -- For servers of an older version.
 CREATE OR REPLACE FUNCTION rota.frames_succeed(
   host uuid, ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint

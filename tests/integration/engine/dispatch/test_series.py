@@ -6,10 +6,9 @@ import pytest
 
 from rota import context
 from rota.engine.dispatch.series import SeriesLength
-from rota.infra import failpoints
-from rota.infra.failpoints import FaultPlan
 from rota.model.errors import NatsUnavailable
 from rota.model.jobs.submission import LayerSpec, RetrySpec, Submission
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, app, gates, hanging, seen
 from tests.support.waiting import until
@@ -291,13 +290,23 @@ async def test_emptied_redis_does_not_disturb_series(farm, redis):
     assert sorted(frame for frame, _ in seen["brief"]) == list(range(4000))
 
 
-@pytest.mark.parametrize("point", ["procs.insert", "dispatch.publish", "finish.success", "finish.ended"])
-async def test_lost_reply_loses_no_frame_of_a_series(farm, monkeypatch, point):
+@pytest.mark.parametrize(
+    ("point", "task", "argument"),
+    [
+        ("procs.insert", "brief", 1),
+        ("dispatch.publish", "brief", 1),
+        ("finish.success", "brief", 1),
+        ("finish.success", "echo", 1),
+        ("finish.ended", "leave", "a.txt"),
+    ],
+)
+async def test_lost_reply_loses_no_frame_of_a_series(farm, monkeypatch, point, task, argument):
     await farm.worker(slots=2)
     know(farm)
-    monkeypatch.setattr(failpoints, "after_send", FaultPlan.parse({"LOST_REPLY_AT": f"{point}:3"}).after_send)
-    job = await farm.submit("echo" if point == "finish.ended" else "brief", 1, frames=400)
+    lost = lose_reply(monkeypatch, f"{point}:3")
+    job = await farm.submit(task, argument, frames=400)
     assert await farm.ended(job, within_s=40) == "SUCCEEDED"
+    assert lost == [point]
     [layer] = (await farm.done(job))["layers"]
     assert (layer["frames"], layer["succeeded"]) == (400, 400)
 

@@ -54,13 +54,10 @@ async def test_job_state_events_are_published_in_order_with_their_show(cluster):
 
 async def test_job_whose_end_lost_its_commit_reply_is_announced_by_a_reset(cluster, monkeypatch):
     await cluster.show()
-    await cluster.worker()
     engine = cluster.replica.engine
     async with engine.event_stream.subscribe(EventFilter()):
         before = engine.event_stream.place
-    gate = hanging("slow")
-    job = await cluster.submit("hang", "slow")
-    await cluster.running("slow")
+    job = await cluster.submit("leave", "a.txt")
     finish, armed = engine.finisher.finish_attempts, set()
 
     async def finish_without_a_reply(*args):
@@ -74,7 +71,7 @@ async def test_job_whose_end_lost_its_commit_reply_is_announced_by_a_reset(clust
 
     monkeypatch.setattr(engine.finisher, "finish_attempts", finish_without_a_reply)
     monkeypatch.setattr(failpoints, "after_send", lose_the_reply)
-    gate.set()
+    await cluster.worker()
     [reset] = await Reading(engine.event_stream, EventFilter(kinds=("reset",)), before).until(1, within_s=5)
     assert reset.facts == {"because": "unconfirmed"}
     assert await cluster.ended(job) == "SUCCEEDED"

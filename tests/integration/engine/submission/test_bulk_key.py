@@ -6,10 +6,10 @@ import pytest
 
 from rota.engine.submission.bulk_key import BulkKey, bulk_ids, following_ids
 from rota.engine.submission.submitter import Submitter, validate_decoded
-from rota.infra import failpoints
-from rota.infra.failpoints import FaultPlan, LostReply
+from rota.infra.failpoints import LostReply
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotFound
 from tests.integration.engine.submission.test_idempotency_keys import ENDED
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.jobs import NO_EVENTS, a_show, left, task
 from tests.support.queue import sql
 
@@ -48,7 +48,7 @@ async def test_bulks_with_the_same_key_at_the_same_time_create_its_jobs_once(sub
 
 
 async def test_lost_reply_of_the_commit_is_repeated_without_a_second_job(submitter, database, monkeypatch):
-    monkeypatch.setattr(failpoints, "after_send", FaultPlan.parse({"LOST_REPLY_AT": "submit.statement:2"}).after_send)
+    lose_reply(monkeypatch, "submit.statement:2")
     with pytest.raises(LostReply):
         await submitter.write(plans(), bulk=the_key())
     await submitter.write(plans(), bulk=the_key())

@@ -10,6 +10,7 @@ from rota.infra import failpoints
 from rota.model.errors import InvalidInput, PostgresUnavailable
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import LayerSpec, Submission
+from tests.support.harness.lost_replies import lose_reply
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 
@@ -121,6 +122,10 @@ async def test_dependency_that_ends_during_submission_is_released_by_the_reconci
     assert await cluster.ended(one.job) == "SUCCEEDED"
 
 
+ARGUMENTS = {"leave": ["a.txt"], "square": [3], "noop": []}
+"""An artifact ends in a transaction of several statements, a value or nothing in one statement."""
+
+
 def fails_once_at(monkeypatch, failpoint):
     """The first call at the failpoint loses PostgreSQL; later calls pass."""
     hits, before = [], failpoints.hit
@@ -135,20 +140,26 @@ def fails_once_at(monkeypatch, failpoint):
     return hits
 
 
-@pytest.mark.parametrize(("task", "failpoint"), [("square", "finish.before_commit"), ("noop", "finish.before_success")])
+@pytest.mark.parametrize(
+    ("task", "failpoint"),
+    [("leave", "finish.before_commit"), ("square", "finish.before_success"), ("noop", "finish.before_success")],
+)
 async def test_rolled_back_completion_releases_dependents_on_redelivery(cluster, monkeypatch, task, failpoint):
     hits = fails_once_at(monkeypatch, failpoint)
-    before = await cluster.submit(task, *([3] if task == "square" else []))
+    before = await cluster.submit(task, *ARGUMENTS[task])
     jobs = [await cluster.submit("noop", after=(before,)) for _ in range(3)]
     await cluster.worker()
     assert [await cluster.ended(job, within_s=40) for job in jobs] == ["SUCCEEDED"] * 3
     assert hits
 
 
-@pytest.mark.parametrize(("task", "failpoint"), [("square", "finish.ended"), ("noop", "finish.success")])
+@pytest.mark.parametrize(
+    ("task", "failpoint"), [("leave", "finish.ended"), ("square", "finish.success"), ("noop", "finish.success")]
+)
 async def test_completion_with_a_lost_reply_has_released_dependents(cluster, monkeypatch, task, failpoint):
-    monkeypatch.setattr(failpoints, "after_send", failpoints.FaultPlan.parse({"LOST_REPLY_AT": failpoint}).after_send)
-    before = await cluster.submit(task, *([3] if task == "square" else []))
+    lost = lose_reply(monkeypatch, failpoint)
+    before = await cluster.submit(task, *ARGUMENTS[task])
     jobs = [await cluster.submit("noop", after=(before,)) for _ in range(3)]
     await cluster.worker()
     assert [await cluster.ended(job, within_s=40) for job in jobs] == ["SUCCEEDED"] * 3
+    assert lost == [failpoint]
