@@ -108,6 +108,10 @@ async def _some_jobs(farm):
         await farm.submit("nap", 0.02, frames=4, max_cores=2, **film),
         await farm.submit("noop", frames=2, **short),
         await farm.submit("nap", 0.001, frames=60, max_cores=1, **short),
+        # Of a sync task, which gets the frames of a series one by one.
+        await farm.submit("crunch", 0.001, frames=30, max_cores=1, **short),
+        # Longer than frames of this work usually are, so that their series is handed back.
+        await farm.submit("nap", 0.25, frames=4, max_cores=1, **short),
         await farm.submit("value", 7, **short),
         await farm.submit("flaky", 1, layer={"retries": {"most": 3, "first_s": 0.1}}, **short),
         await farm.submit("boom", ends=("FAILED",), **short),
@@ -206,7 +210,10 @@ async def _kill_server(farm, name, number):
 
 async def _kill_worker(farm, name, failpoint):
     armed = await farm.add_worker(name, CRASH_AT=f"{failpoint}:3")
-    status = await with_load(farm, armed.wait(FAILPOINT_TIMEOUT_S))
+    try:
+        status = await with_load(farm, armed.wait(FAILPOINT_TIMEOUT_S))
+    except TimeoutError as error:
+        raise AssertionError(f"no third visit of {failpoint}: {armed.all_logs()[-1500:]}") from error
     assert status == failpoints.CRASH_EXIT_STATUS, f"{failpoint}: {status}, {armed.all_logs()[-1500:]}"
 
 

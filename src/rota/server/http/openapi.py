@@ -27,6 +27,7 @@ from rota.server.http.sse import SseResponse
 REF_TEMPLATE: Final = "#/components/schemas/{name}"
 NDJSON: Final = "application/x-ndjson"
 _NDJSON_SCHEMA: Final = {"type": "string", "description": "One Submission as JSON per line."}
+BULK_ROUTES: Final = ("submit_jobs", "submit_jobs_once")
 LINKS: Final = {
     "submit_job": ("job", "/job"),
     "create_show": ("show", "/name"),
@@ -73,7 +74,7 @@ def document(routes: tuple[type[Controller], ...]) -> dict[str, Any]:
             _set_response(operation, _schema(route.answer, schemas))
         if route.body is not None:
             operation["requestBody"] = {"required": True, "content": _content(_schema(route.body, schemas))}
-        if route.name == "submit_jobs":
+        if route.name in BULK_ROUTES:
             content = {NDJSON: {"schema": _NDJSON_SCHEMA}, MSGPACK: {"schema": _schema(list[Submission], schemas)}}
             operation["requestBody"] = {"required": True, "content": content}
         _add_error_responses(operation, _schema(ProblemDetails, schemas))
