@@ -17,6 +17,8 @@ import msgspec
 from rota.model.errors import InvalidInput
 
 CLAIM_MAX: Final = 512
+CLAIM_ID_STEP: Final = 8
+"""A claim id is a number that is used once, times this, plus the slot of the ring that the claim is in."""
 TOKEN_END: Final = 2**53
 BATCH_MAX: Final = 4096
 """Maximum number of frames that one call may claim or end."""
@@ -44,6 +46,11 @@ def masks_of(tokens: Iterable[int]) -> ClaimMasks:
         claim, offset = divmod(first, CLAIM_MAX)
         bits[claim] = bits.get(claim, 0) | ((1 << last - first + 1) - 1) << CLAIM_MAX - offset - 1 - (last - first)
     return list(bits), [_bitmap(mask) for mask in bits.values()]
+
+
+def no_claim_between(earlier: int, later: int) -> bool:
+    """Whether no token between these two can belong to another claim than theirs."""
+    return earlier < later and later // CLAIM_MAX // CLAIM_ID_STEP - earlier // CLAIM_MAX // CLAIM_ID_STEP <= 1
 
 
 def tokens_in(claim: int, mask: asyncpg.BitString) -> list[int]:

@@ -300,10 +300,12 @@ class FrameTable:
         series = batch.series
         if series is None:
             self.capacity.release(batch.work, n)
+            self.result_reporter.set_due()
             return
         series.unended -= n
         if not series.unended:
             self.capacity.release(series.work, 1)
+            self.result_reporter.set_due()
             if series.timer is not None:
                 series.timer.cancel()
 
@@ -343,12 +345,14 @@ class FrameTable:
         FRAMES_REFUSED.labels(code).inc(token_range[1])
         for token in tokens_in_range(token_range):
             self.result_reporter.add_end(AttemptResult(token, AttemptStatus.REFUSED, code=code, error=reason))
+        self.result_reporter.set_due()
 
     def _drop(self, batch: AssignedBatch, token: int, stop: StopReason) -> None:
         if token not in batch.dropped:
             batch.dropped.add(token)
             end = AttemptResult(token, stop.status, code=stop.code, error=stop.reason)
             self.end_untracked(batch, end)
+            self.result_reporter.set_due()
             FRAMES_STOPPED.labels(stop.code).inc()
 
     def _time_out(self, frame: RunningFrame) -> None:

@@ -1,7 +1,9 @@
 """Results of frames, kept until the result stream has stored them.
 
-Results are published in batches: immediately on an idle worker, otherwise when `BATCH_ENDS_MAX` are waiting or after
-`BATCH_WAIT_S`. Invariants, enforced here:
+Results are published in batches: immediately on an idle worker, otherwise when `BATCH_ENDS_MAX` are waiting or
+`BATCH_WAIT_S` after one of them is `due`, because it frees a slot. Those of a series free none before its last one, so
+they are not due for `SERIES_WAIT_S`: a transaction for every few of them costs PostgreSQL far more than their ends.
+Invariants, enforced here:
 
 - a token is in `unconfirmed_tokens` until its report is stored, and `reported` is raised before it leaves: a heartbeat
   that reads the tokens first and `reported` second never shows a gap;
@@ -43,6 +45,7 @@ ENDS_DROPPED = metrics.counter("rota_worker_reports_dropped", "Results dropped b
 
 BATCH_ENDS_MAX: Final = 256
 BATCH_WAIT_S: Final = 0.003
+SERIES_WAIT_S: Final = 0.02
 REPORT_BYTES_MAX: Final = 256 * 1024
 BACKLOG_ENDS_MAX: Final = 20_000
 BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -67,6 +70,7 @@ class ResultReporter:
         self._count = 0
         self._bytes = 0
         self._not_empty = asyncio.Event()
+        self._due = asyncio.Event()
         self._full = asyncio.Event()
         self._backlog_changed = asyncio.Condition()
 
@@ -86,6 +90,10 @@ class ResultReporter:
         self._ends.append(end)
         self._bytes += _estimated_bytes(end)
         self._on_added(1)
+
+    def set_due(self) -> None:
+        """Publish what was added shortly."""
+        self._due.set()
 
     def add_duration(self, timing_key: int, frames: int, run_s: float, slot_s: float) -> None:
         """Adds how long frames ran, and kept their slots, in total; it goes with the next report."""
@@ -129,13 +137,14 @@ class ResultReporter:
         self._count += n
         self._not_empty.set()
         if self._is_full:
+            self._due.set()
             self._full.set()
 
     async def _wait_for_batch(self) -> None:
-        if self._is_busy() and not self._is_full:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BATCH_WAIT_S):
-                    await self._full.wait()
+        if self._is_busy():
+            await _wait(self._due, SERIES_WAIT_S - BATCH_WAIT_S)
+        if self._is_busy():
+            await _wait(self._full, BATCH_WAIT_S)
 
     def _next_report(self) -> Report | None:
         """The next report. Its tokens are in `_in_flight` before they leave `_done` and `_ends`."""
@@ -152,6 +161,7 @@ class ResultReporter:
         self._done, self._duration_ms = [], 0.0
         if not self._ends:
             self._not_empty.clear()
+        self._due.clear()
         self._full.clear()
         if not self._in_flight:
             return None
@@ -215,6 +225,13 @@ class ResultReporter:
             log.critical("report_dropped", reason=reason, frames=len(report.ends))
         else:
             self.reported = receipt.stream_seq
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    if not event.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
 
 
 def _estimated_bytes(end: AttemptResult) -> int:

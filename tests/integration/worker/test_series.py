@@ -121,6 +121,27 @@ async def test_frames_of_one_layer_that_return_nothing_run_as_a_range(server, st
 
 
 @pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_results_of_a_series_are_reported_together_when_it_ends(server, start, monkeypatch, tmp_path, kind):
+    """The wait for more of them is endless here, so the end of the series is what makes them due."""
+    monkeypatch.setattr("rota.worker.result_reporter.SERIES_WAIT_S", 3600.0)
+    await start(offer={"slots": 2, "cores": 2})
+    tokens = await send_series(server, *((SOME[kind], str(tmp_path / "book"), at, 0.01) for at in range(20)))
+    assert await ends_of(server, tokens) == list(range(20))
+    assert len(server.reports) <= 2
+
+
+@pytest.mark.usefixtures("patience")
+async def test_result_of_a_frame_alone_does_not_wait_for_a_series_beside_it(server, start, monkeypatch):
+    monkeypatch.setattr("rota.worker.result_reporter.SERIES_WAIT_S", 3600.0)
+    await start(offer={"slots": 2, "cores": 2})
+    tokens = await send_series(server, ("add", 1), ("waits",), ("add", 2))
+    assert how_it_ended(await server.run("add", args=(7,))) == 7
+    await recall(server, (tokens[0], len(tokens)))
+    assert (await ends_of(server, tokens[-1:]))[0] == HANDED_BACK
+
+
+@pytest.mark.usefixtures("patience")
 async def test_failed_frame_does_not_end_its_series(server, start):
     await start(offer={"slots": 1, "cores": 1})
     tokens = await send_series(server, ("add", 1), ("fails", "value", "no luck"), ("add", 2), ("missing",), ("add", 3))

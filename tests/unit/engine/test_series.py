@@ -23,8 +23,10 @@ from rota.engine.dispatch.series import (
     timing_key_of,
 )
 from rota.queue.claims import ClaimedRange
-from rota.queue.tokens import CLAIM_MAX
+from rota.queue.tokens import CLAIM_ID_STEP, CLAIM_MAX
 
+NEXT_CLAIM = CLAIM_MAX * CLAIM_ID_STEP
+"""From a token of a claim to the same place in the next claim of its slot."""
 ANY = SeriesLimit(256, None, b"", 0)
 
 
@@ -170,11 +172,18 @@ def test_layers_with_caps_have_series_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("then", "joined"), [(20, True), (CLAIM_MAX, True), (2 * CLAIM_MAX - 3, True), (2 * CLAIM_MAX, False), (5, False)]
+    ("then", "joined"),
+    [
+        (NEXT_CLAIM + 5, True),  # the same claim
+        (2 * NEXT_CLAIM, True),  # the next one, in the same slot of the ring
+        (2 * NEXT_CLAIM + 7 * CLAIM_MAX, True),  # in another slot
+        (3 * NEXT_CLAIM, False),
+        (5, False),
+    ],
 )
 def test_series_goes_on_in_the_next_claim_but_not_past_claims_of_others(then, joined):
-    first, second = [10, 11, 12], [then, then + 1, then + 2]
-    found = split([claimed(10, 3), claimed(then, 3)], 1)
+    first, second = list(range(NEXT_CLAIM, NEXT_CLAIM + 3)), [then, then + 1, then + 2]
+    found = split([claimed(NEXT_CLAIM, 3), claimed(then, 3)], 1)
     assert found == ([first + second] if joined else [first, second])
 
 
@@ -203,7 +212,7 @@ def test_works_of_a_series_fit_in_a_message():
 def test_booked_frames_are_of_the_claim_that_has_their_tokens(seed):
     """Else a worker would be told another frame number."""
     rng = random.Random(seed)
-    ranges, executions, limits, first = [], {}, [], CLAIM_MAX
+    ranges, executions, limits, first = [], {}, [], NEXT_CLAIM
     for _ in range(rng.randrange(1, 8)):
         layer = rng.randrange(3)
         each = claimed(first, rng.randrange(1, 4), layer)
@@ -211,7 +220,7 @@ def test_booked_frames_are_of_the_claim_that_has_their_tokens(seed):
         executions[each.layer] = LayerExecution(b"", None, None, capped, None, 0, 1)
         limits.append(SeriesLimit(rng.choice([1, 4]), rng.choice([None, each.layer]), b"", 0))
         ranges.append(each)
-        first = (first // CLAIM_MAX + 1) * CLAIM_MAX
+        first = (first // NEXT_CLAIM + 1) * NEXT_CLAIM
     portions = [SimpleNamespace(worker=UUID(int=n), n=2, pool_id=UUID(int=9)) for n in range(rng.randrange(1, 4))]
     plan = SimpleNamespace(portions=portions, planned=2 * len(portions))
     cls = SimpleNamespace(need=SimpleNamespace(cores=100, gpus=0))
@@ -235,7 +244,7 @@ def test_every_frame_is_in_one_series_in_order_and_within_its_limits(seed):
     rng = random.Random(seed)
     ranges, first, limits = [], 10, {}
     for layer in range(rng.randrange(1, 12)):
-        first += rng.choice([0, 0, 0, 5, CLAIM_MAX, 2 * CLAIM_MAX])
+        first += rng.choice([0, 0, 0, 5, NEXT_CLAIM, 2 * NEXT_CLAIM])
         n = rng.randrange(1, 30)
         ranges.append(claimed(first, n, layer))
         limits[UUID(int=layer)] = SeriesLimit(
@@ -252,7 +261,7 @@ def test_every_frame_is_in_one_series_in_order_and_within_its_limits(seed):
     for each in series:
         mine = [token for segment in each for token in segment.tokens]
         assert mine == sorted(mine)
-        assert mine[-1] // CLAIM_MAX - mine[0] // CLAIM_MAX <= len({token // CLAIM_MAX for token in mine}) - 1
+        assert mine[-1] // NEXT_CLAIM - mine[0] // NEXT_CLAIM <= len({token // NEXT_CLAIM for token in mine}) - 1
         assert all(token in segment.claimed.tokens for segment in each for token in segment.tokens)
         assert sum(len(segment.tokens) / limits[segment.claimed.layer].frames_max for segment in each) <= 1 + 1e-6
         assert len({limits[segment.claimed.layer].group for segment in each}) == 1

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from rota.model.ids import LayerId
 from rota.queue.claims import ClaimedRange
-from rota.queue.tokens import CLAIM_MAX
+from rota.queue.tokens import no_claim_between
 
 SERIES_S: Final = 0.1
 """Expected time from the first start to the last end in a series."""
@@ -99,12 +99,6 @@ def _quotient(limit_s: float, mean_s: float, most: int) -> int:
     return max(1, int(min(limit_s / mean_s, most) if mean_s > 0 else most))
 
 
-def _is_next_claimed(before: range, token: int) -> bool:
-    """Whether no token in between can belong to a claim of others: claims have ids of their own, used once."""
-    claim, other = token // CLAIM_MAX, before[-1] // CLAIM_MAX
-    return before[-1] < token and claim - other <= 1
-
-
 def timing_key_of(work: bytes) -> int:
     """The same on all servers, so that any of them may get the report of a frame."""
     return int.from_bytes(hashlib.blake2b(work, digest_size=6).digest()) or 1
@@ -164,7 +158,7 @@ def split_into_series(
     for each, limit in zip(claimed, limits, strict=True):
         first, end = each.tokens.start, each.tokens.stop
         while first < end:
-            joins = bool(series) and group == limit.group and _is_next_claimed(series[-1].tokens, first)
+            joins = bool(series) and group == limit.group and no_claim_between(series[-1].tokens[-1], first)
             room = math.floor((1 - used) * limit.frames_max + 1e-9) if joins else 0
             room = min(room, int(most - frames))
             more = limit.input_bytes + (0 if limit.work == work else len(limit.work))

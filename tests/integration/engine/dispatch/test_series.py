@@ -5,14 +5,18 @@ import asyncio
 import pytest
 
 from rota import context
+from rota.engine.dispatch.assigner import REFUSALS, SERIES_FULL
 from rota.engine.dispatch.series import SeriesLength
+from rota.engine.submission.submitter import Submitter
 from rota.model.errors import NatsUnavailable
 from rota.model.jobs.submission import LayerSpec, RetrySpec, Submission
 from tests.support.harness.lost_replies import lose_reply
+from tests.support.jobs import NO_EVENTS
 from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, app, gates, hanging, seen
 from tests.support.waiting import until
 
+PRODUCERS = 4
 CHARGED = sql("SELECT coalesce(sum(int_cores_reserved), 0)::bigint FROM rota.proc")
 SERIES = sql("SELECT count(*) FROM rota.proc WHERE series_first IS NOT NULL")
 LONGEST = sql("SELECT coalesce(max(token - series_first + 1), 0) FROM rota.proc")
@@ -106,6 +110,20 @@ async def test_short_frames_run_in_series_within_a_cap_of_two_cores(farm):
     assert sorted(seen["brief"]) == [(frame, 1) for frame in range(10_000)]
     [layer] = (await farm.done(job))["layers"]
     assert (layer["frames"], layer["succeeded"]) == (10_000, 10_000)
+
+
+async def test_jobs_of_several_producers_share_series_although_each_lane_has_a_claim_of_its_own(farm):
+    know(farm, 256, 256)
+    given_back = REFUSALS.labels(SERIES_FULL)._value.get()
+    producers = [Submitter(farm.database, NO_EVENTS) for _ in range(PRODUCERS)]
+    one = Submission(show="film", layers=(LayerSpec(task="brief"),))
+    made = await asyncio.gather(*(each.submit([one] * 40) for each in producers for _ in range(3)))
+    async with Sampler(farm) as samples:
+        await farm.worker(slots=2)
+        for job in [each.job for jobs in made for each in jobs]:
+            assert await farm.ended(job) == "SUCCEEDED"
+    assert max(samples.cores) <= 200
+    assert REFUSALS.labels(SERIES_FULL)._value.get() == given_back, "claimed for series that had no room"
 
 
 @pytest.mark.parametrize("managed", [True, False])
