@@ -19,7 +19,7 @@ from rota.api.logs import LogBytes
 from rota.client.coalescer import SubmissionCoalescer
 from rota.client.events import follow_events
 from rota.client.http import HttpClient, StreamIdle
-from rota.client.transport import FrameResult, LogSource
+from rota.client.transport import FrameResult, JobOutcome, LogSource
 from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.model.errors import RotaError, Unavailable
 from rota.model.events import Event
@@ -76,12 +76,19 @@ class FrameResultPage(msgspec.Struct):
     next: str | None = None
 
 
+class OutcomeReply(msgspec.Struct):
+    job: JobView
+    results: FrameResultPage | None = None
+
+
 class HttpTransport:
     def __init__(self, http: HttpClient) -> None:
         self.http = http
         self._coalescer = SubmissionCoalescer(http)
         self._keyed_until_s = 0.0
         """By the clock of the loop: the server has no route for a key of a bulk."""
+        self._no_outcomes_until_s = 0.0
+        """The same: it has no route for outcomes."""
 
     async def submit(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         if len(submissions) > 1 and not any(each.idempotency_key for each in submissions):
@@ -121,6 +128,28 @@ class HttpTransport:
 
     async def wait_until_ended(self, job: JobId, within_s: float) -> JobView:
         return await self.http.long_poll(f"/jobs/{job}", JobView, within_s, lambda found: found.state.terminal)
+
+    async def wait_for_outcome(self, job: JobId, within_s: float) -> JobOutcome:
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._no_outcomes_until_s:
+            try:
+                return await self._outcome(job, within_s)
+            except RotaError as error:
+                if error.facts.get("status") not in ROUTE_UNKNOWN:
+                    raise
+            # If the job exists, it is the route that this server does not have.
+            view = await self.wait_until_ended(job, within_s)
+            self._no_outcomes_until_s = loop.time() + ROUTE_UNKNOWN_S
+            return JobOutcome(view)
+        return JobOutcome(await self.wait_until_ended(job, within_s))
+
+    async def _outcome(self, job: JobId, within_s: float) -> JobOutcome:
+        reply = await self.http.long_poll(
+            f"/jobs/{job}/outcome", OutcomeReply, within_s, lambda found: found.job.state.terminal
+        )
+        if reply.results is None or reply.results.next is not None:
+            return JobOutcome(reply.job)
+        return JobOutcome(reply.job, [_to_frame_result(each) for each in reply.results.items])
 
     async def results(self, job: JobId) -> AsyncIterator[FrameResult]:
         after: str | None = None

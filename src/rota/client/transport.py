@@ -6,7 +6,7 @@ Every call is idempotent except `retry`; a submission without an idempotency key
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -42,6 +42,13 @@ class FrameResult(msgspec.Struct, frozen=True, kw_only=True):
     """`held`, `quarantined`: withheld by the policy; `redacted`: changed by the policy."""
 
 
+class JobOutcome(NamedTuple):
+    """A job, and its results if all of them are known already."""
+
+    view: JobView
+    results: Sequence[FrameResult] | None = None
+
+
 class LogSource(msgspec.Struct, frozen=True, kw_only=True):
     """A stream of one attempt of one frame. Defaults: first layer and frame, last attempt."""
 
@@ -67,6 +74,10 @@ class Transport(Protocol):
 
     async def wait_until_ended(self, job: JobId, within_s: float) -> JobView:
         """Waits for the end of the job for at most `within_s`; returns its current state."""
+        ...
+
+    async def wait_for_outcome(self, job: JobId, within_s: float) -> JobOutcome:
+        """The same, with the results of a job that has ended, if they come with it."""
         ...
 
     def results(self, job: JobId) -> AsyncIterator[FrameResult]:

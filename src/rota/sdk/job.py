@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from rota.client.transport import FrameResult, LogSource
+from rota.client.transport import FrameResult, JobOutcome, LogSource
 from rota.model.errors import (
     BlobMissing,
     FrameFailure,
@@ -102,7 +103,7 @@ class Job(Generic[R]):
 
         On a terminal, a progress bar is shown on standard error.
         """
-        return (await self._wait_until_ended(timeout)).state
+        return (await self._wait(timeout, self._ended)).view.state
 
     async def result(self, timeout: float | None = None) -> R:
         """Waits for the result. Raises a subclass of `JobNotSucceeded` if the job did not succeed.
@@ -110,14 +111,13 @@ class Job(Generic[R]):
         Also waits for output held for scanning; raises `OutputHeld` after `timeout`.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        view = await self._wait_until_ended(timeout)
-        results = [result async for result in self._app.transport.results(self.id)]
+        view, found = await self._wait(timeout, partial(self._app.transport.wait_for_outcome, self.id))
+        results = found if found is not None else await self._results()
         while held := next((result for result in results if result.output == HELD_OUTPUT), None):
             if until is not None and time.monotonic() >= until:
                 raise OutputHeld(held.problem, job=str(self.id), frame=held.frame)
             await asyncio.sleep(HELD_OUTPUT_POLL_INTERVAL_S)
-            view = await self.get()
-            results = [result async for result in self._app.transport.results(self.id)]
+            view, results = await self.get(), await self._results()
         if view.state is not JobState.SUCCEEDED:
             raise await self._failure(view, results)
         for unreadable in results:
@@ -166,16 +166,24 @@ class Job(Generic[R]):
         """Why the job is not running, most important cause first; or how it ended."""
         return await self._app.transport.explain(self.id)
 
-    async def _wait_until_ended(self, timeout: float | None) -> JobView:
+    async def _results(self) -> list[FrameResult]:
+        return [result async for result in self._app.transport.results(self.id)]
+
+    async def _ended(self, within_s: float) -> JobOutcome:
+        return JobOutcome(await self._app.transport.wait_until_ended(self.id, within_s))
+
+    async def _wait(self, timeout: float | None, poll: Callable[[float], Awaitable[JobOutcome]]) -> JobOutcome:
+        """Polls until the job has ended; each poll waits for so many seconds at most."""
         until = None if timeout is None else time.monotonic() + timeout
         with ProgressBar() as bar:
             while True:
                 poll_s = PROGRESS_POLL_S if bar.is_visible else LONG_POLL_S
                 wait_s = poll_s if until is None else min(poll_s, max(0.0, until - time.monotonic()))
-                view = await self._app.transport.wait_until_ended(self.id, wait_s)
+                outcome = await poll(wait_s)
+                view = outcome.view
                 bar.show(view)
                 if view.state.terminal:
-                    return view
+                    return outcome
                 if until is not None and time.monotonic() >= until:
                     raise NotEnded(
                         f"Job {self.id} has not ended within {timeout:g} s, it is {view.state}: wait longer, or call"

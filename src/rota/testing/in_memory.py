@@ -13,7 +13,7 @@ import msgspec
 
 from rota.api.explanation import JobExplanation
 from rota.client.connections import TasksByName, override_backend
-from rota.client.transport import FrameResult, LogSource, Transport
+from rota.client.transport import FrameResult, JobOutcome, LogSource, Transport
 from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.engine.submission.submitter import validate_submissions
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded, NotFound
@@ -266,6 +266,9 @@ class InMemoryTransport:
                 break
             await asyncio.sleep(POLL_INTERVAL_S)
         return found.to_view()
+
+    async def wait_for_outcome(self, job: JobId, within_s: float) -> JobOutcome:
+        return JobOutcome(await self.wait_until_ended(job, within_s))
 
     async def results(self, job: JobId) -> AsyncIterator[FrameResult]:
         for result in sorted(self._rehearsal.find(job).results, key=lambda result: (result.layer, result.place)):

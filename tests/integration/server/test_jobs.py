@@ -321,6 +321,22 @@ async def test_artifacts_are_listed_and_fetched_only_through_their_job(farm, ann
     problem(stolen, 404, "not_found")
 
 
+async def test_outcome_is_the_job_and_its_results_when_it_has_ended(farm, ann):
+    gate = hanging("slow")
+    await farm.worker()
+    job = await submitted(ann, "slow", task="hang")
+    await farm.running("slow")
+    early = (await ann.get(f"/jobs/{job}/outcome", params={"wait": 0.01})).json()
+    assert (early["job"]["id"], early["results"]) == (job, None)
+    waiting = asyncio.create_task(ann.get(f"/jobs/{job}/outcome", params={"wait": 20}))
+    gate.set()
+    outcome = (await waiting).json()
+    assert outcome["job"] == (await ann.get(f"/jobs/{job}")).json()
+    assert outcome["job"]["state"] == "SUCCEEDED"
+    assert outcome["results"] == (await ann.get(f"/jobs/{job}/results")).json()
+    assert [each["value"] for each in outcome["results"]["items"]] == ["slow"]
+
+
 async def test_results_are_paged(farm, ann):
     await farm.worker(slots=20)
     job = await submitted(ann, 3, task="square", layer={"frames": "10-28x2"})

@@ -78,17 +78,17 @@ class CompletionPublisher:
         self._traces = JobTracer(database)
 
     async def publish(self, result: CompletionResult) -> None:
+        """Ends first: those who wait for them need not wait for Redis."""
         if result.letters:
             self.events.dead_lettered(result.letters)
-        for show, deleted in result.released.items():
-            await self.accounting.publisher.publish(show, deleted)
         LATE_ENDS.inc(result.late)
-        if not result.finished:
-            return
         for (topic, state), jobs in Counter((job.topic, job.state) for job in result.finished).items():
             COMPLETED.labels(topic, state).inc(jobs)
-        self.publish_ends(result.finished)
-        if tracing.is_enabled():
+        if result.finished:
+            self.publish_ends(result.finished)
+        for show, deleted in result.released.items():
+            await self.accounting.publisher.publish(show, deleted)
+        if result.finished and tracing.is_enabled():
             await self._traces.record_finished(result.finished, result.since_ns)
 
     def publish_ends(self, jobs: Sequence[JobEnd]) -> None:

@@ -1,9 +1,7 @@
 -- name: layers_to_run
 -- What the frames of layers $1 execute, for jobs that are live.
-SELECT l.pk_layer, l.frames, l.first_frame, l.frame_step, l.work, l.input, l.input_at, j.int_layers, j.ends_as, j.word,
-       EXISTS (SELECT FROM rota.job_resource r WHERE r.pk_job = l.pk_job)
-       OR EXISTS (SELECT FROM rota.layer_resource r WHERE r.pk_layer = l.pk_layer) AS capped
-FROM rota.layer l JOIN rota.job j ON j.pk_job = l.pk_job WHERE l.pk_layer = ANY ($1::uuid[])
+SELECT pk_layer, frames, first_frame, frame_step, work, input, input_at, int_layers, ends_as, word, capped
+FROM rota.layers_to_run($1::uuid[])
 
 -- name: tenant_let_in
 -- Those of the jobs $2 of show $1, in the given order, that may run.

@@ -26,8 +26,9 @@ from rota.model.policy.outputs import check_readable
 from rota.server.http.blob_stream import OCTET_STREAM, stream_blob
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import Limit, Page
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
 from rota.server.http.permissions import Deps, requires
+from rota.server.http.routes.jobs import WaitQuery, job_after_wait
 from rota.server.http.visibility import JobPath, visible_job
 
 JSON_LINES: Final = "application/x-ndjson"
@@ -80,9 +81,25 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     at: str
 
 
+class JobOutcome(msgspec.Struct, frozen=True):
+    """A job, and the first page of its results once it has ended."""
+
+    job: JobView
+    results: FrameResultPage | None = None
+
+
 class JobResultRoutes(Controller):
     path = "/jobs/{job:str}"
     tags = ("outputs",)
+
+    @get("/outcome", opt=requires(Role.VIEWER, "somewhere"))
+    async def get_outcome(
+        self, request: ApiRequest, deps: Deps, job: JobPath, wait: WaitQuery = 0.0, limit: Limit = LIMIT_DEFAULT
+    ) -> JobOutcome:
+        """Read a job and its results in one answer, or wait for them."""
+        found = await job_after_wait(request, deps, job, wait)
+        results = await deps.outcomes.page(found, most=limit) if found.state.terminal else None
+        return JobOutcome(found, results)
 
     @get("/results", opt=requires(Role.VIEWER, "somewhere"))
     async def get_results(

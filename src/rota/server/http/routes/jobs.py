@@ -147,15 +147,7 @@ class JobRoutes(Controller):
     @get("/{job:str}", opt=requires(Role.VIEWER, "somewhere"))
     async def get_job(self, request: ApiRequest, deps: Deps, job: JobPath, wait: WaitQuery = 0.0) -> JobView:
         """Read a job, or wait for its end."""
-        if not wait or request.is_head:
-            return await visible_job(request.user, deps, job)
-        with deps.watch.watching(parse_id(JobId, job)) as watch:
-            found = await visible_job(request.user, deps, job)
-            if found.state.terminal:
-                return found
-            request.auth.begin_wait()
-            await request.run_while_connected(watch.wait(wait))
-            return await deps.jobs.get(found.id)
+        return await job_after_wait(request, deps, job, wait)
 
     @post("/{job:str}/cancel", opt=requires(Role.SUBMITTER, "somewhere"), status_code=200)
     async def cancel_job(self, request: ApiRequest, deps: Deps, job: JobPath) -> CancelJobReply:
@@ -261,3 +253,16 @@ def _with_idempotency_key(submission: Submission, key: str | None) -> Submission
     if submission.idempotency_key:
         raise InvalidInput("The header Idempotency-Key and idempotency_key of the body differ: send one of them.")
     return msgspec.structs.replace(submission, idempotency_key=key)
+
+
+async def job_after_wait(request: ApiRequest, deps: HttpDependencies, job: str, wait_s: float) -> JobView:
+    """The job when it has ended, or after so many seconds."""
+    if not wait_s or request.is_head:
+        return await visible_job(request.user, deps, job)
+    with deps.watch.watching(parse_id(JobId, job)) as watch:
+        found = await visible_job(request.user, deps, job)
+        if found.state.terminal:
+            return found
+        request.auth.begin_wait()
+        await request.run_while_connected(watch.wait(wait_s))
+        return await deps.jobs.get(found.id)
