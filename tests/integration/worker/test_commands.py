@@ -92,7 +92,11 @@ async def test_input_is_written_to_a_file(server, start):
         (["sh", "-c", "exit 3"], "exit_status", "It ended with exit status 3."),
         (["sh", "-c", "kill -SEGV $$"], "signal", "It was ended by SIGSEGV."),
         (["no-such-command"], "no_command", "The command 'no-such-command' is not on this worker's PATH."),
-        (["true", "a\0b"], "no_command", "The command cannot be started: embedded null byte."),
+        (
+            ["true", "a\0b"],
+            "no_command",
+            "The command cannot be started: an argument or a variable contains the character NUL.",
+        ),
     ],
 )
 async def test_command_failure_has_a_code_and_a_message(server, start, argv, code, error):

@@ -18,7 +18,7 @@ Invariants:
 | `child` | one process as the worker sees it: start handshake, requests, messages, stop and close |
 | `main` | the other side: what every child does before, between and after requests |
 | `ipc` | framing of messages |
-| `os_process` | spawn, output, signals and exit of any child process, commands included |
+| `os_process` | spawn, output, signals and exit of a child process |
 | `group_guard`, `group_killer` | a second process that kills the process groups of a worker that was killed |
-| `launcher` | limits and parent-death signal; commands pass through it before their exec |
+| `fork_server`, `forked_process` | commands: forked from a small process, with limits and a parent-death signal |
 """

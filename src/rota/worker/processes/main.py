@@ -21,8 +21,8 @@ import msgspec
 from rota.model.errors import RotaError
 from rota.sdk import load_app
 from rota.sdk.app import Rota
+from rota.worker.processes.fork_server import die_with_parent
 from rota.worker.processes.ipc import LENGTH_MAX, MessageReader, ProcessReady, pack_message
-from rota.worker.processes.launcher import die_with_parent
 
 READ_BYTES: Final = 64 * 1024
 

@@ -8,11 +8,9 @@ artifacts in it were stored.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,14 +25,11 @@ from rota.worker.data.payloads import Payloads
 from rota.worker.frame_table import FrameTable
 from rota.worker.frames import AssignedBatch, RunningFrame
 from rota.worker.outcomes import redact_and_truncate
-from rota.worker.processes import launcher
-from rota.worker.processes.group_guard import ProcessGroupGuard
-from rota.worker.processes.os_process import OsProcess
+from rota.worker.processes.forked_process import CommandSpawner, ForkedProcess
 from rota.worker.runners.environment import command_environment, frame_variables
 from rota.worker.runners.rlimits import CommandRlimits
 
 log = structlog.get_logger(__name__)
-LAUNCHER_PATH: Final = Path(launcher.__file__)
 EXIT_TIMEOUT_S: Final = 2.0
 _FRAME_PLACEHOLDER = re.compile(r"\{frame(?::0?([1-9]?)d)?\}")
 
@@ -45,7 +40,7 @@ class CommandRunner:
         self._payloads = payloads
         self._config = config
         self._running: set[asyncio.Task[None]] = set()
-        self._guard = ProcessGroupGuard()
+        self._spawner = CommandSpawner()
 
     def add(self, batch: AssignedBatch) -> None:
         """Starts all frames: capacity was reserved for each on acceptance."""
@@ -61,7 +56,7 @@ class CommandRunner:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        await self._guard.close()
+        await self._spawner.close()
 
     def _start(self, frame: RunningFrame) -> None:
         task = asyncio.create_task(self._run(frame), name="rota command")
@@ -73,6 +68,11 @@ class CommandRunner:
         try:
             folder.mkdir(parents=True)
             process = self._spawn(frame, folder)
+            frame.request_stop = partial(process.signal, signal.SIGTERM)
+            frame.kill = process.kill
+            if frame.stop is not None:
+                process.signal(signal.SIGTERM)
+            await process.started
         except _CommandNotFound as error:
             self._frame_table.end(
                 frame,
@@ -90,14 +90,10 @@ class CommandRunner:
             )
         else:
             await self._wait_for_exit(frame, process)
-        if not self._config.keep_dirs:
+        if not self._config.keep_dirs and not _removed_if_empty(folder):
             await asyncio.to_thread(remove_tree, folder)
 
-    async def _wait_for_exit(self, frame: RunningFrame, process: OsProcess) -> None:
-        frame.request_stop = partial(process.signal, signal.SIGTERM)
-        frame.kill = process.kill
-        if frame.stop is not None:
-            process.signal(signal.SIGTERM)
+    async def _wait_for_exit(self, frame: RunningFrame, process: ForkedProcess) -> None:
         try:
             await process.ended.wait()
         finally:
@@ -113,7 +109,7 @@ class CommandRunner:
             code, sentence = CommandRlimits(frame.work, self._config.limits).describe_exit(status)
             self._frame_table.end(frame, AttemptResult(frame.token, AttemptStatus.FAILED, code=code, error=sentence))
 
-    def _spawn(self, frame: RunningFrame, folder: Path) -> OsProcess:
+    def _spawn(self, frame: RunningFrame, folder: Path) -> ForkedProcess:
         assigned, work = frame.batch.assigned, frame.work
         variables = frame_variables(
             assigned.job, assigned.layer, frame.number, assigned.attempt, frame.devices, frame.trace
@@ -126,20 +122,23 @@ class CommandRunner:
         program = shutil.which(argv[0], path=env["PATH"])
         if program is None:
             raise _CommandNotFound(f"The command {argv[0]!r} is not on this worker's PATH.")
-        launch = [
-            str(LAUNCHER_PATH),
-            str(os.getpid()),
-            CommandRlimits(work, self._config.limits).launcher_argument,
+        return self._spawner.spawn(
             program,
-        ]
-        return OsProcess(
-            [sys.executable, "-I", "-S", *launch, *argv],
+            argv,
             cwd=folder,
             env=env,
+            limits=CommandRlimits(work, self._config.limits).as_argument,
             stdout=partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),
             stderr=partial(self._frame_table.progress_reporter.write, frame.token, "stderr"),
-            guard=self._guard,
         )
+
+
+def _removed_if_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 class _CommandNotFound(Exception):

@@ -1,4 +1,4 @@
-"""Resource limits of a command: the launcher's argument, and the message for an exit they may have caused. No I/O."""
+"""Resource limits of a command, and the message for an exit that they may have caused. No I/O."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CommandRlimits:
         self.memory_mb = work.memory_mb
 
     @property
-    def launcher_argument(self) -> str:
-        """For `processes/launcher.py`: CPU seconds, data bytes, address space bytes, open files, file bytes."""
+    def as_argument(self) -> str:
+        """For `processes/fork_server.py`: CPU seconds, data bytes, address space bytes, open files, file bytes."""
         limits = self.limits
         values = (limits.cpu_s, self.memory_mb * MIB, limits.address_mb * MIB, limits.open_files, limits.file_mb * MIB)
         return ",".join(map(str, values))
