@@ -206,7 +206,9 @@ BEGIN
   INSERT INTO rota.job_done AS d
   SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
          e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
-         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END,
+         -- An empty history implies these two entries: see `job_history_shown`.
+         CASE WHEN e.state <> 'SCHEDULED' THEN e.history || last
+              WHEN e.history = '[]' THEN e.history ELSE e.history || last_two END,
          ARRAY[ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
                    w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
                    w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer],
