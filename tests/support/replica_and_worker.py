@@ -35,7 +35,9 @@ COUNTS = sql("""
 SELECT (SELECT count(*) FROM rota.proc) AS procs, (SELECT count(*) FROM rota.job) AS jobs,
        (SELECT count(*) FROM rota.layer) AS layers, (SELECT count(*) FROM rota.queue_returned) AS returned""")
 STATE = sql("SELECT state, ends_as FROM rota.job WHERE pk_job = $1::uuid")
-DONE = sql("SELECT state, reason, history, layers FROM rota.job_done WHERE pk_job = $1::uuid")
+DONE = sql("""
+SELECT state, reason, rota.job_history_shown(history, state, ts_submitted, ts_finished) AS history, layers
+FROM rota.job_done WHERE pk_job = $1::uuid""")
 ENDS = sql("""
 SELECT e.frame, e.attempt, e.state, e.code, e.error, e.value FROM rota.frame_end e
 WHERE e.pk_layer IN (SELECT l.pk_layer FROM rota.job_done d, unnest(d.layers) l WHERE d.pk_job = $1::uuid

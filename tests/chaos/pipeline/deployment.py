@@ -53,7 +53,9 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 APP = "tests/chaos/pipeline/tasks.py:app"
-DONE = sql("SELECT pk_job::text, state, history, layers FROM rota.job_done")
+DONE = sql("""
+SELECT pk_job::text, state, rota.job_history_shown(history, state, ts_submitted, ts_finished) AS history, layers
+FROM rota.job_done""")
 ENDS = sql("SELECT pk_layer::text, frame, attempt, token, state, code FROM rota.frame_end")
 KEYS = sql("SELECT key, pk_job::text FROM rota.idempotency_key")
 LEFT = sql("""

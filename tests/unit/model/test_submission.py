@@ -256,6 +256,40 @@ def test_validated_submission_has_the_work_of_every_layer():
     assert (submission.name, submission.priority, json.loads(submission.labels)["team"]) == ("render", 1, "fx")
 
 
+STORED = (
+    b"\x9d\xa1t\x90\x80"
+    + bytes.fromhex("cb0000000000000000 cb4014000000000000 64 00 00 95 00 cb3ff0000000000000 cb4072c00000000000 92")
+    + b"\xa5error\xa7timeout"
+    + bytes.fromhex("ff 94 00 00 00 00 90 00 c2")
+)
+"""All fields of a task without options, as earlier versions stored them."""
+
+
+def test_defaults_of_work_are_not_stored_and_never_change():
+    [layer] = validated(job(LayerSpec(task="t"))).layers
+    assert layer.work == msgspec.msgpack.encode(["t"])
+    assert msgspec.msgpack.decode(layer.work, type=Work) == msgspec.msgpack.decode(STORED, type=Work) == Work(task="t")
+
+
+@pytest.mark.parametrize(
+    ("spec", "work", "fields"),
+    [
+        (LayerSpec(argv=("a",)), Work(argv=("a",)), 2),
+        (LayerSpec(task="t", env={"A": "1"}), Work(task="t", env={"A": "1"}), 3),
+        (LayerSpec(task="t", timeout_s=2), Work(task="t", timeout_s=2), 4),
+        (LayerSpec(task="t", kill_after_s=0), Work(task="t", kill_after_s=0), 5),
+        (LayerSpec(task="t", cores=2), Work(task="t", cores=200), 6),
+        (LayerSpec(task="t", memory="1GiB"), Work(task="t", memory_mb=1024), 8),
+        (LayerSpec(task="t", retries=2), Work(task="t", retries=Retries(most=2)), 9),
+        (LayerSpec(task="t", fail_fast=True), Work(task="t", fail_fast=True), 13),
+    ],
+)
+def test_work_is_stored_up_to_its_last_field_without_the_default(spec, work, fields):
+    [layer] = validated(job(spec)).layers
+    assert msgspec.msgpack.decode(layer.work, type=Work) == work
+    assert len(msgspec.msgpack.decode(layer.work)) == fields
+
+
 def test_process_limits_of_a_command_are_part_of_its_work():
     limits = LimitSpec(cpu_s=90, address="8GiB", open_files=64, file_size="1GiB")
     [layer] = validated(job(LayerSpec(argv=("a",), limits=limits))).layers

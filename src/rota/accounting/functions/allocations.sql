@@ -75,7 +75,10 @@ END $$;
 CREATE OR REPLACE FUNCTION rota.proc_insert(
   of_show uuid, fence bigint, groups rota.ledger_group[], runs rota.ledger_run[], series_firsts bigint[], carriers bigint[]
 ) RETURNS SETOF rota.ledger_barred
-LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SET lock_timeout = '500ms'
+-- Planned once per session, with lookups by key: see `frames_succeed_each`.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
 DECLARE
   held rota.show := rota.show_shared(of_show);
   barred rota.ledger_barred[] := '{}';

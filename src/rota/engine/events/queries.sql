@@ -11,9 +11,9 @@ SELECT seq FROM rota.audit_head
 
 -- name: events_history
 -- Histories of jobs $1, live or done; a job that ends meanwhile is found once.
-SELECT pk_job, history FROM rota.job WHERE pk_job = ANY ($1::uuid[])
+SELECT pk_job, rota.job_history_shown(history, state, ts_submitted, NULL) AS history FROM rota.job WHERE pk_job = ANY ($1::uuid[])
 UNION ALL
-SELECT pk_job, history FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])
+SELECT pk_job, rota.job_history_shown(history, state, ts_submitted, ts_finished) FROM rota.job_done WHERE pk_job = ANY ($1::uuid[])
 
 -- name: events_shows
 -- Every show with its name.

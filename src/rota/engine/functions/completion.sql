@@ -190,15 +190,17 @@ DECLARE
   ended_ms bigint := rota.now_ms();
   last jsonb := jsonb_build_array(jsonb_build_array('SUCCEEDED', ended_ms, NULL));
   last_two jsonb := jsonb_build_array(jsonb_build_array('DISPATCHED', ended_ms, NULL)) || last;
+  -- Layers of several frames all of which are among these; those of one frame are checked as they are deleted.
+  several uuid[] := ARRAY(
+    SELECT u.layer FROM unnest(layers, numbers) AS u (layer, n)
+    WHERE u.n > 1 AND EXISTS (SELECT FROM rota.layer f WHERE f.pk_layer = u.layer AND f.frames = u.n OFFSET 0));
 BEGIN
   RETURN QUERY
   WITH whole AS (
     DELETE FROM rota.layer l
-    WHERE l.pk_layer = ANY (ARRAY(
-      SELECT u.layer FROM unnest(layers, numbers) AS u (layer, n)
-      WHERE u.n > 0 AND EXISTS (
-        SELECT FROM rota.layer f WHERE f.pk_layer = u.layer AND f.frames = u.n AND EXISTS (
-          SELECT FROM rota.job j WHERE j.pk_job = f.pk_job AND j.int_layers = 1 OFFSET 0) OFFSET 0)))
+    WHERE l.pk_layer = ANY (several || ARRAY(SELECT u.layer FROM unnest(layers, numbers) AS u (layer, n) WHERE u.n = 1))
+      AND (l.frames = 1 OR l.pk_layer = ANY (several))
+      AND EXISTS (SELECT FROM rota.job j WHERE j.pk_job = l.pk_job AND j.int_layers = 1 OFFSET 0)
     RETURNING l.*
   ), ended AS (
     DELETE FROM rota.job j WHERE j.pk_job = ANY (ARRAY(SELECT w.pk_job FROM whole w)) RETURNING j.*
@@ -206,7 +208,9 @@ BEGIN
   INSERT INTO rota.job_done AS d
   SELECT e.pk_job, e.pk_show, e.pk_folder, e.pk_dept, e.str_name, e.topic, e.priority, 'SUCCEEDED', NULL, e.labels,
          e.request, e.workflow_id, e.ts_submitted, e.ts_deadline, now(),
-         e.history || CASE WHEN e.state = 'SCHEDULED' THEN last_two ELSE last END,
+         -- An empty history implies these two entries: see `job_history_shown`.
+         CASE WHEN e.state <> 'SCHEDULED' THEN e.history || last
+              WHEN e.history = '[]' THEN e.history ELSE e.history || last_two END,
          ARRAY[ROW(w.pk_layer, w.pk_job, w.number, w.str_name, w.queue, w.work, w.input, w.input_at, w.first_frame,
                    w.frame_step, w.ranges, w.items, w.capped, w.frames, w.frames, w.quarantined, w.failed,
                    w.timed_out, w.cancelled, w.denied, w.took_ms)::rota.layer],
@@ -220,7 +224,11 @@ END $$;
 CREATE OR REPLACE FUNCTION rota.frames_succeed_each(
   hosts uuid[], ids bigint[], masks varbit[], firsts bigint[], lasts bigint[], took bigint
 ) RETURNS SETOF rota.frame_told
-LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SET lock_timeout = '500ms'
+-- Planned once per session: with arrays of known length each of its statements, and of those that it calls, would be
+-- planned in the first calls or in every one. Rows are found by their keys, whatever the size of a table was then.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
 DECLARE
   asked bigint;
   held bigint;

@@ -36,7 +36,8 @@ BEGIN
       WITH changed AS (
         UPDATE rota.job_done d SET
           state = n.state, reason = because,
-          history = d.history || jsonb_build_array(jsonb_build_array(n.state, rota.now_ms(), because))
+          history = rota.job_history_shown(d.history, d.state, d.ts_submitted, d.ts_finished)
+                    || jsonb_build_array(jsonb_build_array(n.state, rota.now_ms(), because))
         FROM (SELECT CASE WHEN EXISTS (SELECT FROM rota.job_done j CROSS JOIN LATERAL unnest(j.layers) AS l
                                        WHERE j.pk_job = moved.job AND l.quarantined > 0)
                      THEN 'OUTPUT_QUARANTINED' ELSE 'SUCCEEDED' END AS state) AS n

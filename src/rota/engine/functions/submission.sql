@@ -52,11 +52,11 @@ BEGIN
           WHERE (q.pk_show, q.pk_folder, q.pk_dept, q.class_id) = (place.pk_show, place.pk_folder, place.pk_dept, class));
 END $$;
 
--- Transitions of a job up to its first queueing, as rota.job.history reports them. A single expression, so that it is
--- inlined.
+-- Transitions of a job up to its first queueing, for rota.job.history. PENDING and SCHEDULED at the time of submission
+-- are not stored: `job_history_shown` adds them. A single expression, so that it is inlined.
 CREATE OR REPLACE FUNCTION rota.job_history(state text, reason text, at timestamptz) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
-  SELECT CASE WHEN state = 'PENDING'
+  SELECT CASE WHEN state = 'SCHEDULED' AND reason IS NULL THEN '[]' WHEN state = 'PENDING'
     THEN jsonb_build_array(jsonb_build_array('PENDING', floor(extract(epoch FROM at) * 1000)::bigint, reason))
     ELSE jsonb_build_array(jsonb_build_array('PENDING', floor(extract(epoch FROM at) * 1000)::bigint, NULL),
                            jsonb_build_array(state, floor(extract(epoch FROM at) * 1000)::bigint, reason)) END

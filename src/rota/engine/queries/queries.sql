@@ -37,7 +37,8 @@ ORDER BY frame, attempt DESC, ts_finished DESC LIMIT $3::int
 SELECT j.pk_job AS id, coalesce(s.str_name, j.pk_show::text) AS show, coalesce(f.str_name, j.pk_folder::text) AS folder,
        coalesce(d.str_name, j.pk_dept::text) AS dept, j.str_name AS name, j.topic, j.priority, j.state, j.reason,
        j.labels, j.request, j.workflow_id, j.ts_submitted AS submitted_at, j.ts_deadline AS deadline_at,
-       j.ts_wait_until AS wait_until, j.ts_run_at AS run_at, j.ts_finished AS finished_at, j.history, j.layers, w.told AS policy
+       j.ts_wait_until AS wait_until, j.ts_run_at AS run_at, j.ts_finished AS finished_at,
+       rota.job_history_shown(j.history, j.state, j.ts_submitted, j.ts_finished) AS history, j.layers, w.told AS policy
 FROM (
   SELECT pk_job, pk_show, pk_folder, pk_dept, str_name, topic, priority, state, reason, labels, request, workflow_id,
          ts_submitted, ts_deadline, ts_wait_until, ts_run_at, NULL::timestamptz AS ts_finished, history, word,

@@ -53,7 +53,11 @@ class ProcessLimits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
-    """A task by name, or a command by its argv."""
+    """A task by name, or a command by its argv.
+
+    The last fields that have their default are not stored with a layer, so a default never changes, and a new field
+    comes last and has one.
+    """
 
     task: str = ""
     argv: tuple[str, ...] = ()

@@ -23,14 +23,17 @@ from tests.support.queue import sql
 from tests.support.replica_and_worker import Farm, hanging
 from tests.support.waiting import until
 
-LIVE = sql("SELECT state, reason, history FROM rota.job WHERE pk_job = $1::uuid")
+LIVE = sql("""
+SELECT state, reason, rota.job_history_shown(history, state, ts_submitted, NULL) AS history FROM rota.job
+WHERE pk_job = $1::uuid""")
 SET_REASON = sql("UPDATE rota.job SET reason = $2::text WHERE pk_job = $1::uuid")
 KNOWN_REASONS = sql("SELECT reason FROM unnest($1::text[]) AS reason WHERE rota.is_reason(reason)")
 FORGET_STATE = sql("UPDATE rota.job SET state = 'SCHEDULED' WHERE pk_job = $1::uuid")
 LOCK = sql("SELECT FROM rota.job WHERE pk_job = $1::uuid FOR UPDATE")
 RUNNING_LONG = sql("""
 UPDATE rota.job SET state = 'RUNNING', history = (
-  SELECT jsonb_agg(jsonb_build_array('RUNNING', i, NULL) ORDER BY i) FROM generate_series(1, 500) AS i)
+  SELECT jsonb_agg(jsonb_build_array(CASE i WHEN 1 THEN 'PENDING' ELSE 'RUNNING' END, i, NULL) ORDER BY i)
+  FROM generate_series(1, 500) AS i)
 WHERE pk_job = $1::uuid""")
 RESCHEDULE = query("rota.engine.recovery", "jobs_reschedule")
 RETRY_IN_A_MINUTE = RetrySpec(most=2, first_s=60.0)
