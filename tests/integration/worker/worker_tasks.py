@@ -100,6 +100,21 @@ def records_sync(path, number, seconds):
     return number
 
 
+@app.task
+def passes_gate(path, number, gate):
+    """As `records_sync`; ends when another process has opened the FIFO `gate` for writing."""
+    _write(path, f"+{number}")
+    with Path(gate).open():
+        pass
+    _write(path, f"-{number}")
+    return number
+
+
+@app.task
+def writes_to_descriptor(text):
+    os.write(1, text.encode())
+
+
 def _write(path, word):
     with Path(path).open("a") as book:
         book.write(f"{word} ")

@@ -29,7 +29,7 @@ from rota.worker.frames import AssignedBatch, RunningFrame
 from rota.worker.outcomes import redact_and_truncate
 from rota.worker.processes import launcher
 from rota.worker.processes.group_guard import ProcessGroupGuard
-from rota.worker.processes.os_process import OsProcess
+from rota.worker.processes.os_process import OsProcess, OutputCallbacks
 from rota.worker.runners.environment import command_environment, frame_variables
 from rota.worker.runners.rlimits import CommandRlimits
 
@@ -136,8 +136,10 @@ class CommandRunner:
             [sys.executable, "-I", "-S", *launch, *argv],
             cwd=folder,
             env=env,
-            stdout=partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),
-            stderr=partial(self._frame_table.progress_reporter.write, frame.token, "stderr"),
+            output=OutputCallbacks(
+                partial(self._frame_table.progress_reporter.write, frame.token, "stdout"),
+                partial(self._frame_table.progress_reporter.write, frame.token, "stderr"),
+            ),
             guard=self._guard,
         )
 
