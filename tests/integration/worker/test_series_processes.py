@@ -1,5 +1,6 @@
 """Sync frames in series: sent to their process before it needs them, and taken back while they have not started."""
 
+import asyncio
 import os
 import select
 import signal
@@ -36,10 +37,12 @@ async def server(nats_url, bus_prefix):
 
 @pytest.fixture
 async def start(nats_url, bus_prefix, server, tmp_path):
-    before = set(processes_of())
+    before, failures = set(processes_of()), []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
     async with workers(nats_url, bus_prefix, server, tmp_path) as factory:
         yield factory
     assert set(processes_of()) <= before, "processes were left behind"
+    assert failures == [], "a callback of the worker failed"
 
 
 class Gated:
@@ -49,7 +52,10 @@ class Gated:
         self.server = server
         self.book = folder / "book"
         self.gate = folder / "gate"
-        os.mkfifo(self.gate)
+        self.gate_behind = folder / "gate_behind"
+        """For a frame behind the first: it may come while the first gate is still open."""
+        for gate in (self.gate, self.gate_behind):
+            os.mkfifo(gate)
 
     def record(self, number):
         return "records_sync", str(self.book), number, 0.0
@@ -61,12 +67,12 @@ class Gated:
         await self.server.held(tokens[-1])
         return tokens
 
-    async def open(self):
-        await until(self._open, what="a frame at the gate")
+    async def open(self, gate=None):
+        await until(lambda: self.try_open(gate), what="a frame at the gate")
 
-    def _open(self):
+    def try_open(self, gate=None):
         try:
-            os.close(os.open(self.gate, os.O_WRONLY | os.O_NONBLOCK))
+            os.close(os.open(gate or self.gate, os.O_WRONLY | os.O_NONBLOCK))
         except OSError:
             return False  # nothing reads it yet
         return True
@@ -98,10 +104,10 @@ async def test_process_runs_a_series_while_the_loop_of_its_worker_is_blocked(ser
     await start(processes=1)
     notes = tmp_path / "notes"
     os.mkfifo(notes)
-    reader = os.open(notes, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(notes, os.O_RDWR | os.O_NONBLOCK)  # for both, so that it has no end between two frames
     count = 20
     tokens = await gated.send(*(("records_sync", str(notes), at, 0.0) for at in range(count)))
-    gated._open()
+    await gated.open()
     read = b""
     while read.count(b"-") < count and select.select([reader], [], [], WITHIN_S)[0]:
         read += os.read(reader, 4096)
@@ -210,6 +216,19 @@ async def test_process_killed_before_it_takes_a_frame_fails_none(server, start):
     assert one == 1
 
 
+async def test_frame_that_was_sent_to_a_stopped_process_runs_when_it_goes_on(server, start):
+    """It counts as started, so it is not handed back with those behind it."""
+    await start(processes=1)
+    pid = await process_of(server)
+    await stop(pid)
+    tokens = await send_series(server, ("sync_pid",), ("sync_add", 1))
+    await server.began(tokens[0])
+    await recall(server, (tokens[0], 2))
+    assert await ends_of(server, tokens[1:]) == [HANDED_BACK]
+    os.kill(pid, signal.SIGCONT)
+    assert await ends_of(server, tokens[:1]) == [pid]
+
+
 async def test_frame_fails_if_its_new_process_ends_before_taking_it(server, start, tmp_path):
     """Another process would do the same."""
     (tmp_path / "app.py").write_text(
@@ -278,6 +297,13 @@ async def test_large_values_and_artifacts_of_a_series_are_stored_before_the_next
     assert await ends_of(server, tokens[-1:]) == [3]
 
 
+async def test_frame_in_a_series_that_leaves_no_declared_artifact_fails(server, start, gated):
+    await start(processes=1)
+    tokens = await gated.send(("sync_add", 1), (task("sync_add", artifacts=("b",)), 2), ("sync_add", 3))
+    await gated.open()
+    assert await ends_of(server, tokens) == [0, 1, (AttemptStatus.FAILED, "artifact_missing"), 3]
+
+
 async def test_progress_and_logs_are_those_of_the_frame_in_the_queue_that_sent_them(server, start):
     await start(processes=1)
     tokens = await send_series(server, ("sync_add", 1), ("sync_add", 2), ("sync_tells",), ("sync_add", 3))
@@ -295,8 +321,9 @@ async def test_frame_with_a_large_request_runs_in_its_turn(server, start):
 
 async def test_series_of_several_kinds_of_tasks_runs_in_order(server, start, gated):
     await start(processes=1, offer={"slots": 1, "cores": 1})
-    kinds = ["records_sync", "records_sync", "records", "records_sync", "records", "records_sync", "records_sync"]
-    tokens = await send_series(server, *((kind, str(gated.book), at, 0.0) for at, kind in enumerate(kinds)))
+    kinds = ["records_sync", "records", "records_sync", "records", "records_sync", "records_sync"]
+    tokens = await gated.send(*((kind, str(gated.book), at, 0.0) for at, kind in enumerate(kinds, 1)))
+    await gated.open()
     assert await ends_of(server, tokens) == list(range(7))
     assert gated.notes == [word for at in range(7) for word in (f"+{at}", f"-{at}")]
 
@@ -335,12 +362,50 @@ async def test_frame_alone_does_not_wait_for_the_frames_in_the_queue(server, sta
     assert gated.notes[:4] == ["+0", "-0", "+99", "-99"]
 
 
-async def test_process_that_reads_late_is_not_forgotten(server, start, monkeypatch):
-    """Messages are read on request only, so the process has to say that it has nothing more to do."""
+@pytest.fixture
+def reads_late(monkeypatch):
+    """While frames are in the queue, messages are read when something requires it only."""
     monkeypatch.setattr(task_process, "READ_INTERVAL_S", 3600.0)
+
+
+@pytest.mark.usefixtures("reads_late")
+async def test_process_that_runs_dry_wakes_its_worker(server, start):
     await start(processes=1)
     tokens = await send_series(server, *(("sync_add", at) for at in range(200)))
     assert await ends_of(server, tokens) == list(range(200))
+
+
+@pytest.mark.usefixtures("reads_late")
+async def test_late_cancel_of_a_frame_that_has_ended_stops_no_other(server, start, gated):
+    await start(processes=1)
+    at_gate = str(gated.book), 1, str(gated.gate_behind)
+    tokens = await gated.send(("sees_cancel", *at_gate), ("sync_add", 2))
+    await gated.open()
+    await until(lambda: "+1" in gated.notes, what="the second frame")
+    await server.cancel(tokens[0])
+    assert await ends_of(server, tokens[:1]) == [0]
+    await gated.open(gated.gate_behind)
+    assert await ends_of(server, tokens[1:]) == [False, 2]
+
+
+@pytest.mark.usefixtures("reads_late")
+async def test_killed_process_fails_the_frame_that_it_ran_if_results_before_it_were_not_read(server, start, gated):
+    await start(processes=1)
+    pid = await process_of(server)
+    at_gate = str(gated.book), 2, str(gated.gate_behind)
+    tokens = await gated.send(gated.record(1), ("passes_gate", *at_gate), ("sync_add", 3))
+    await gated.open()
+    await until(lambda: "+2" in gated.notes, what="the last frame that runs")
+    os.kill(pid, signal.SIGKILL)
+    assert await ends_of(server, tokens) == [0, 1, KILLED, 3]
+
+
+@pytest.mark.usefixtures("reads_late")
+async def test_process_that_exits_between_frames_fails_none(server, start, gated):
+    await start(processes=1)
+    tokens = await gated.send(("exits_after_its_result",), ("sync_add", 1), ("sync_add", 2))
+    await gated.open()
+    assert await ends_of(server, tokens) == [0, None, 1, 2]
 
 
 async def test_forking_frames_of_a_series_report_once(server, start):

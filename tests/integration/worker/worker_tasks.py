@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rota
 from rota import Cancelled, Fatal, Retry, Rota
+from rota.worker.processes.main import WorkerChannel
 
 app = Rota()
 leftover = contextvars.ContextVar("leftover", default="")
@@ -108,6 +109,18 @@ def passes_gate(path, number, gate):
         pass
     _write(path, f"-{number}")
     return number
+
+
+@app.task
+def sees_cancel(path, number, gate):
+    """Whether a stop was requested before the gate was opened."""
+    passes_gate.function(path, number, gate)
+    return rota.context().cancelled
+
+
+@app.task
+def exits_after_its_result():
+    WorkerChannel.receive = lambda _channel: os._exit(3)
 
 
 @app.task

@@ -23,13 +23,11 @@ class ProcessEnvironment:
         self._variables: dict[bytes, bytes] = os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
         self._own = dict(self._variables)
         self._expected = dict(self._variables)
-        """What `_variables` is, unless the frame has changed it."""
+        """What `_variables` is, unless the frame has changed it, or its layer declares some."""
         self._identity: dict[str, str] = {}
         """The variables of the frame before that are still set."""
-        self._has_declared = False
 
     def enter(self, call: TaskProcessRequest[str]) -> None:
-        self._has_declared = bool(call.env)
         if TRACE_VARIABLE in self._identity and not call.trace:
             self._restore()
         if call.env:
@@ -42,7 +40,7 @@ class ProcessEnvironment:
 
     def leave(self) -> None:
         """Restores what is different now."""
-        if self._has_declared or self._variables != self._expected:
+        if self._variables != self._expected:
             self._restore()
         if _working_directory() != self._folder_path:
             with suppress(OSError):

@@ -187,7 +187,7 @@ class TaskProcess(ChildProcess[TaskProcessMessage]):
         self._start_taken()
         frame = self._frame
         # A process that ends before its first frame would do so again.
-        if frame is not None and (taken or not self._has_run or frame.stop is not None):
+        if frame is not None and (taken or not self._has_run):
             self._frame = None
             code, sentence = describe_exit(self.process.status or 0)
             error = f"The task's process exited: {sentence}"
