@@ -113,6 +113,15 @@ class Signature:
             return None  # some C functions have no signature
 
     @cached_property
+    def _plain_names(self) -> tuple[frozenset[str], frozenset[str]] | None:
+        """Names of all parameters and of required ones, if all can be passed by name and by position."""
+        parameters = list(self._signature.parameters.values()) if self._signature is not None else []
+        if any(each.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
+            return None
+        required = (each.name for each in parameters if each.default is inspect.Parameter.empty)
+        return frozenset(each.name for each in parameters), frozenset(required)
+
+    @cached_property
     def _hints(self) -> Mapping[str, Any]:
         try:
             return get_type_hints(self._function, include_extras=True)
@@ -159,8 +168,15 @@ class Signature:
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises TypeError if the arguments do not fit the signature."""
-        if self._signature is not None:
+        if self._signature is not None and not self._fits_plainly(args, kwargs):
             self._signature.bind(*args, **kwargs)
+
+    def _fits_plainly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the arguments certainly fit. `bind` takes as long as all else that runs a short task."""
+        if self._plain_names is None or (args and kwargs):
+            return False
+        names, required = self._plain_names
+        return required <= kwargs.keys() <= names if not args else len(required) <= len(args) <= len(names)
 
     def convert_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Converts arguments; `msgspec.ValidationError` names the one that does not fit."""

@@ -54,6 +54,8 @@ NO_ROOM_REASON: Final = "The frame does not fit this worker's free capacity."
 
 FreshRange = tuple[AssignedRange, TokenRange]
 """An assigned range, and the part of it that was not received before."""
+RunTimes = tuple[float, float]
+"""When a frame began and ended, by the clock of the event loop."""
 
 
 class FrameTable:
@@ -107,19 +109,29 @@ class FrameTable:
             if batch is not None:
                 self._start_batch(batch)
 
-    def start_frame(self, batch: AssignedBatch, token: int) -> RunningFrame:
-        """Marks a frame as running. The caller advances `batch.next`."""
+    def start_next(self, batch: AssignedBatch, began_at: float | None = None) -> RunningFrame | None:
+        """Starts the next frame of a batch, unless it was dropped."""
+        token = batch.next
+        frame = None
+        if token < batch.end and token not in batch.dropped:
+            frame = self.start_frame(batch, token, began_at)
+        batch.next = min(token + 1, batch.end)
+        self.remove_started_batch(batch)
+        return frame
+
+    def start_frame(self, batch: AssignedBatch, token: int, began_at: float | None = None) -> RunningFrame:
+        """Marks a frame as running since `began_at`, or now. The caller advances `batch.next`."""
         now = self._loop.time()
         frame = RunningFrame(
-            batch, token, now, self.capacity.reserve_devices(batch.work.gpus) if batch.work.gpus else ()
+            batch, token, began_at or now, self.capacity.reserve_devices(batch.work.gpus) if batch.work.gpus else ()
         )
         self.running[token] = frame
         if batch.series is not None:
             batch.series.running = frame
             batch.series.has_run = True
-        self.progress_reporter.frame_started(token, now)
+        self.progress_reporter.frame_started(token, frame.began_at)
         if batch.work.timeout_s > 0:
-            self._schedule(frame, batch.work.timeout_s, self._time_out)
+            self._schedule(frame, frame.began_at + batch.work.timeout_s - now, self._time_out)
         return frame
 
     def remove_started_batch(self, batch: AssignedBatch) -> None:
@@ -130,12 +142,12 @@ class FrameTable:
                 self._continue_series(batch.series)
             self._notify_if_empty()
 
-    def record_duration(self, batch: AssignedBatch, frames: int, took_s: float) -> None:
-        """Reports how long frames of a batch, which have just ended, ran in total."""
+    def record_duration(self, batch: AssignedBatch, frames: int, took_s: float, ended_at: float | None = None) -> None:
+        """Reports how long frames of a batch, which have ended now or at `ended_at`, ran in total."""
         slot_s = took_s
         if batch.series is not None:
             batch.series.has_run = True
-            slot_s = batch.series.take_slot_time(self._loop.time())
+            slot_s = batch.series.take_slot_time(self._loop.time() if ended_at is None else ended_at)
         if batch.timing_key:
             self.result_reporter.add_duration(batch.timing_key, frames, took_s, slot_s)
 
@@ -158,12 +170,24 @@ class FrameTable:
         self.progress_reporter.frame_ended(end.token)
         self.artifacts.discard(end.token)
 
-    def end(self, frame: RunningFrame, end: AttemptResult | None) -> None:
+    def end_next(self, batch: AssignedBatch, end: AttemptResult | None, ran: RunTimes) -> None:
+        """Ends the next frame of a batch, which was never in `running`; None: it succeeded without a result."""
+        token, took_s = batch.next, ran[1] - ran[0]
+        if end is None:
+            self.succeed_untracked(batch, token, 1, took_s)
+        else:
+            self.end_untracked(batch, _with_duration(end, took_s))
+        self.record_duration(batch, 1, took_s, ran[1])
+        batch.next = token + 1
+        self.remove_started_batch(batch)
+
+    def end(self, frame: RunningFrame, end: AttemptResult | None, ran: RunTimes | None = None) -> None:
         """Ends a frame; None: it succeeded without a result. A stop reason takes precedence over `end`."""
         if frame.over:
             return
         frame.close()
-        took_s = self._loop.time() - frame.began_at
+        began_at, ended_at = ran or (frame.began_at, self._loop.time())
+        took_s = ended_at - began_at
         if frame.stop is not None:
             end = AttemptResult(frame.token, frame.stop.status, code=frame.stop.code, error=frame.stop.reason)
         if end is None:
@@ -177,7 +201,7 @@ class FrameTable:
         self.progress_reporter.frame_ended(frame.token)
         self.artifacts.discard(frame.token)
         self.running.pop(frame.token, None)
-        self.record_duration(frame.batch, 1, took_s)
+        self.record_duration(frame.batch, 1, took_s, ended_at)
         self._frame_of_series_ended(frame)
         self._notify_if_empty()
 
@@ -186,6 +210,8 @@ class FrameTable:
         stop = StopReason(AttemptStatus.CANCELLED, Reason.CANCELLED.value, reason)
         for token_range in ranges:
             for batch in tuple(self.batches.values()):
+                if batch.series is not None and intersect_range(token_range, batch.next, batch.end):
+                    batch.series.settle()
                 for token in intersect_range(token_range, batch.next, batch.end):
                     self._drop(batch, token, stop)
             for frame in self._running_in(token_range):
@@ -200,6 +226,9 @@ class FrameTable:
 
     def stop(self, frame: RunningFrame, stop: StopReason) -> None:
         """Requests a stop, and kills the frame `kill_after_s` later."""
+        if frame.batch.series is not None:
+            # Otherwise the next frame could be stopped in its place.
+            frame.batch.series.settle()
         if frame.stop is not None or frame.over:
             return
         frame.stop = stop
@@ -335,6 +364,7 @@ class FrameTable:
     def _hand_back(self, series: FrameSeries, *, all_frames: bool) -> None:
         """Returns the frames of a series that have not started to the servers; see `FrameSeries.take_unstarted`."""
         failpoints.hit("worker.before_hand_back")
+        series.settle()
         for batch, first in series.take_unstarted(all_frames=all_frames):
             for token in range(first, batch.end):
                 self._drop(batch, token, HANDED_BACK)

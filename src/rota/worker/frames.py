@@ -72,6 +72,11 @@ class AssignedBatch:
         """Whether its next frame must wait for the running frame of its series."""
         return self.series is not None and self.series.running is not None
 
+    @property
+    def trace(self) -> str:
+        """The traceparent for the code of its frames; empty if it is not traced."""
+        return self.span.trace if self.span is not None else ""
+
     def frame_number(self, token: int) -> int:
         """Frame number in the layer."""
         return self.assigned.frame + (token - self.assigned.token) * self.assigned.step
@@ -107,8 +112,7 @@ class RunningFrame:
 
     @property
     def trace(self) -> str:
-        """The traceparent for the frame's code; empty if the batch is not traced."""
-        return self.batch.span.trace if self.batch.span is not None else ""
+        return self.batch.trace
 
     @property
     def number(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from rota.model.jobs.work import Work
 from rota.worker.frames import AssignedBatch, RunningFrame
@@ -19,8 +19,20 @@ HAND_BACK_AFTER_S: Final = 0.2
 them: servers assign series that they expect to end in half of it."""
 
 
+class SeriesProcess(Protocol):
+    """Runs frames of a series one after the other, and may have been sent some ahead."""
+
+    def continue_with(self, batch: AssignedBatch, /) -> bool:
+        """Runs the next batch; False: its runner has to find a process."""
+        ...
+
+    def take_back(self) -> None:
+        """Takes back what was sent ahead, and finds out which frames have started and ended."""
+        ...
+
+
 class FrameSeries:
-    __slots__ = ("current", "has_run", "running", "since", "timer", "unended", "waiting", "work")
+    __slots__ = ("current", "has_run", "process", "running", "since", "timer", "unended", "waiting", "work")
 
     def __init__(self, batches: Iterable[AssignedBatch], now: float) -> None:
         """`now`: by the clock of the event loop."""
@@ -38,15 +50,22 @@ class FrameSeries:
         """When its slot became free for the next frame."""
         self.has_run = False
         """A frame of it has started."""
+        self.process: SeriesProcess | None = None
+        """That runs it, and sets this. What it was sent ahead is in `waiting` until it is known to have started."""
 
     def next_batch(self) -> AssignedBatch | None:
         self.current = self.waiting.popleft() if self.waiting else None
         return self.current
 
+    def settle(self) -> None:
+        """Call before frames of it are stopped or taken: afterwards no process has any that are not running."""
+        if self.process is not None:
+            self.process.take_back()
+
     def take_slot_time(self, now: float) -> float:
         """Seconds for which the frames that end now have kept the slot."""
         since, self.since = self.since, now
-        return now - since
+        return max(0.0, now - since)
 
     def take_unstarted(self, *, all_frames: bool) -> list[tuple[AssignedBatch, int]]:
         """Batches with frames that have not started, and the first of these that is to be given up; none of them is

@@ -11,6 +11,8 @@ from tests.support.queue import sql
 from tests.support.waiting import until
 
 FRAMES = 60
+KINDS = ["nap", "crunch"]
+"""An async task, and a sync one, whose process has frames of the series in its queue."""
 NAP_S = 0.02
 LOST_WITHIN_S = 15.0
 BOOKED = sql("""
@@ -55,8 +57,9 @@ async def check(farm, runs_max):
 
 
 @pytest.mark.slow("a lost worker is detected after seconds")
-async def test_killed_worker_leaves_one_loss_per_series_and_the_rest_run_again(farm):
-    await farm.submit("nap", NAP_S, frames=FRAMES)
+@pytest.mark.parametrize("task", KINDS)
+async def test_killed_worker_leaves_one_loss_per_series_and_the_rest_run_again(farm, task):
+    await farm.submit(task, NAP_S, frames=FRAMES)
     rows = await in_series(farm)
     assert sum(row["cores"] for row in rows) == 100, "one charge for all of them"
     [worker] = farm.workers
@@ -69,8 +72,9 @@ async def test_killed_worker_leaves_one_loss_per_series_and_the_rest_run_again(f
 
 
 @pytest.mark.slow("a lost worker is detected after seconds")
-async def test_paused_worker_that_is_given_up_ends_no_frame_of_its_series_twice(farm):
-    await farm.submit("nap", NAP_S, frames=FRAMES)
+@pytest.mark.parametrize("task", KINDS)
+async def test_paused_worker_that_is_given_up_ends_no_frame_of_its_series_twice(farm, task):
+    await farm.submit(task, NAP_S, frames=FRAMES)
     rows = await in_series(farm)
     [worker] = farm.workers
     worker.send(signal.SIGSTOP)
@@ -82,8 +86,9 @@ async def test_paused_worker_that_is_given_up_ends_no_frame_of_its_series_twice(
 
 
 @pytest.mark.slow("a lost worker is detected after seconds")
-async def test_worker_that_is_paused_briefly_goes_on_with_its_series(farm):
-    await farm.submit("nap", NAP_S, frames=FRAMES)
+@pytest.mark.parametrize("task", KINDS)
+async def test_worker_that_is_paused_briefly_goes_on_with_its_series(farm, task):
+    await farm.submit(task, NAP_S, frames=FRAMES)
     await in_series(farm)
     [worker] = farm.workers
     worker.send(signal.SIGSTOP)

@@ -32,6 +32,9 @@ class Handler:
         match request.action:
             case "echo":
                 return PoolReply(request.data)
+            case "sleep":
+                time.sleep(float(request.data))
+                return PoolReply(request.data)
             case "pid":
                 return PoolReply(str(os.getpid()).encode())
             case "die in the middle of a reply":

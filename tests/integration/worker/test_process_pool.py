@@ -12,6 +12,8 @@ import structlog
 from rota.worker.processes import child as child_module
 from rota.worker.processes.child import ProcessStartFailed
 from rota.worker.processes.group_guard import ProcessGroupGuard
+from rota.worker.processes.ipc import encode_message
+from rota.worker.processes.request_queue import REQUEST_BYTES_MAX
 from tests.integration.worker.pool_child import PoolReply, PoolRequest
 from tests.integration.worker.pool_support import APP, create_pool
 from tests.integration.worker.worker_support import alive, processes_of
@@ -112,6 +114,57 @@ async def test_reply_larger_than_the_pipe_buffer_arrives_whole(pool):
     data = os.urandom(OVER_ANY_PIPE_BUFFER)
     assert await reply_to(child, "echo", data) == PoolReply(data)
     assert await reply_to(child, "echo", b"next") == PoolReply(b"next")
+    await pool.release(child)
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+async def test_request_as_large_as_a_packet_arrives_whole(pool, over):
+    child = await pool.acquire()
+    empty = len(encode_message(PoolRequest("echo", bytes(1000)))) - 1000
+    data = os.urandom(REQUEST_BYTES_MAX - empty + over)
+    for _ in range(2):
+        assert await reply_to(child, "echo", data) == PoolReply(data)
+    await pool.release(child)
+
+
+async def test_requests_are_taken_back_from_a_child_that_is_busy(pool):
+    child = await pool.acquire()
+    await child.send(PoolRequest("ignore SIGTERM"))
+    assert await child.messages.get() == PoolReply(b"ignoring")
+    echo = encode_message(PoolRequest("echo", b"x"))
+    assert [child._requests.put(echo) for _ in range(3)] == [True] * 3
+    assert [child._requests.take_back() for _ in range(2)] == [3, 0]
+    await child.close()
+
+
+async def test_request_queue_that_is_full_takes_no_other_request_until_it_was_emptied(pool):
+    child = await pool.acquire()
+    await child.send(PoolRequest("ignore SIGTERM"))
+    assert await child.messages.get() == PoolReply(b"ignoring")
+    request, room = bytes(REQUEST_BYTES_MAX), 0
+    while child._requests.put(request):
+        room += 1
+    assert child._requests.take_back() == room > 1
+    assert child._requests.put(request)
+    await child.close()
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 0.0002])
+async def test_request_is_either_taken_or_taken_back(pool, busy_s):
+    """Taken back while the child takes requests as fast as it can."""
+    child = await pool.acquire()
+    request = encode_message(PoolRequest("sleep", str(busy_s).encode()))
+    sent = back = replies = 0
+    for round_ in range(200):
+        sent += sum(child._requests.put(request) for _ in range(20))
+        for _ in range(round_ % 5):
+            replies += await child.messages.get() is not None
+        back += child._requests.take_back()
+    assert back < sent
+    async with asyncio.timeout(10):
+        while replies < sent - back:
+            replies += await child.messages.get() is not None
+    assert await reply_to(child, "echo", b"last") == PoolReply(b"last")
     await pool.release(child)
 
 

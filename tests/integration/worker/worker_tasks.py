@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rota
 from rota import Cancelled, Fatal, Retry, Rota
+from rota.worker.processes.main import WorkerChannel
 
 app = Rota()
 leftover = contextvars.ContextVar("leftover", default="")
@@ -98,6 +99,33 @@ def records_sync(path, number, seconds):
     time.sleep(seconds)
     _write(path, f"-{number}")
     return number
+
+
+@app.task
+def passes_gate(path, number, gate):
+    """As `records_sync`; ends when another process has opened the FIFO `gate` for writing."""
+    _write(path, f"+{number}")
+    with Path(gate).open():
+        pass
+    _write(path, f"-{number}")
+    return number
+
+
+@app.task
+def sees_cancel(path, number, gate):
+    """Whether a stop was requested before the gate was opened."""
+    passes_gate.function(path, number, gate)
+    return rota.context().cancelled
+
+
+@app.task
+def exits_after_its_result():
+    WorkerChannel.receive = lambda _channel: os._exit(3)
+
+
+@app.task
+def writes_to_descriptor(text):
+    os.write(1, text.encode())
 
 
 def _write(path, word):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -165,3 +167,29 @@ def test_value_that_cannot_be_encoded_raises():
 def test_importing_rota_does_not_import_pydantic():
     check = "import rota, sys; rota.Rota, rota.Job; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False, timeout=60).returncode == 0
+
+
+def plain(first, second, third=3):
+    return first, second, third
+
+
+def only_named(first, *, second=2):
+    return first, second
+
+
+def any_number(*all_of_them, **named):
+    return all_of_them, named
+
+
+@pytest.mark.parametrize("function", [plain, only_named, any_number, round_trip, print, lambda: None])
+@pytest.mark.parametrize("names", [(), ("first",), ("second",), ("first", "second"), ("first", "second", "third", "x")])
+@pytest.mark.parametrize("count", range(5))
+def test_check_accepts_what_the_function_can_be_called_with(function, count, names):
+    args, kwargs = tuple(range(count)), dict.fromkeys(names, 1)
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            Signature(function).check(args, kwargs)
+    else:
+        Signature(function).check(args, kwargs)

@@ -1,6 +1,6 @@
 """Child processes of a worker: sync code that can be killed. Tasks (`runners`) and agents (`agents`) use the same ones.
 
-    ProcessPool ─► ChildProcess ═ socket ═ main.run_child ─► handler of one kind
+    ProcessPool ─► ChildProcess ═ RequestQueue, socket ═ main.run_child ─► handler of one kind
                         └─► OsProcess (output, signals, exit)
 
 A child is started by exec and never forked from the worker, loads the app, and says that it is ready; then it handles
@@ -17,6 +17,7 @@ Invariants:
 | `pool` | idle processes, started on demand and reused |
 | `child` | one process as the worker sees it: start handshake, requests, messages, stop and close |
 | `main` | the other side: what every child does before, between and after requests |
+| `request_queue` | requests that the child has not taken, which the worker can take back |
 | `ipc` | framing of messages |
 | `os_process` | spawn, output, signals and exit of a child process |
 | `group_guard`, `group_killer` | a second process that kills the process groups of a worker that was killed |

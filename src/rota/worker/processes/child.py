@@ -21,8 +21,9 @@ import msgspec
 import structlog
 
 from rota.worker.processes.group_guard import ProcessGroupGuard
-from rota.worker.processes.ipc import MessageReader, ProcessReady, pack_message
-from rota.worker.processes.os_process import DescriptorReader, OsProcess
+from rota.worker.processes.ipc import MessageReader, ProcessReady, add_length, encode_message
+from rota.worker.processes.os_process import DescriptorReader, OsProcess, OutputCallbacks
+from rota.worker.processes.request_queue import LARGE_REQUEST, REQUEST_BYTES_MAX, RequestQueue
 
 log = structlog.get_logger(__name__)
 
@@ -65,12 +66,14 @@ class ChildProcess(ABC, Generic[M]):
         self._decode_failed_event = program.decode_failed_event
         self._message_reader = MessageReader(program.decoder, program.message_bytes_max)
         self._killed = False
+        self._requests = RequestQueue()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 self.process = self._spawn(program, guard, theirs.fileno(), descriptors)
             except BaseException:
                 ours.close()
+                self._requests.close()
                 raise
         ours.setblocking(False)
         self._socket = ours
@@ -95,7 +98,8 @@ class ChildProcess(ABC, Generic[M]):
             raise ProcessStartFailed(message.problem, None)
 
     async def send(self, request: msgspec.Struct) -> None:
-        await self._send(self._socket, pack_message(request))
+        """Sends a request to a process that has none."""
+        await self._send_request(encode_message(request))
 
     def request_stop(self) -> None:
         """SIGTERM for the process only: its descendants are up to it."""
@@ -126,13 +130,33 @@ class ChildProcess(ABC, Generic[M]):
         finally:
             self._reader.close()
             self._socket.close()
+            self._requests.close()
 
     @abstractmethod
     def _on_output(self, stream: OutputStream, data: bytes) -> None:
         """Called with what the process and its descendants write."""
 
+    def _before_output(self) -> None:
+        """Called before that is read."""
+
+    def _on_message(self, message: M) -> None:
+        self.messages.put_nowait(message)
+
     def _on_exit(self) -> None:
         """Called once, when all messages and output have been read."""
+
+    async def _send_request(self, data: bytes) -> None:
+        """One at a time: the queue has room for it, or for the announcement of a large one."""
+        large = len(data) > REQUEST_BYTES_MAX
+        self._put(LARGE_REQUEST if large else data)
+        if large:
+            await self._send(self._socket, add_length(data))
+
+    def _put(self, request: bytes) -> None:
+        """Of a process that has taken all others."""
+        if not self._requests.put(request):
+            # The system has no memory for it. The request was not taken, so another process can have it.
+            self.kill()
 
     async def _send(self, to: socket.socket, data: bytes) -> None:
         try:
@@ -144,15 +168,18 @@ class ChildProcess(ABC, Generic[M]):
     def _spawn(
         self, program: ChildProgram[M], guard: ProcessGroupGuard, connection: int, descriptors: Sequence[int]
     ) -> OsProcess:
-        arguments = [str(connection), str(os.getpid()), program.app, str(program.folder), *map(str, descriptors)]
+        pipes = self._requests.child_end, self._requests.child_dry
+        numbers = connection, *pipes, os.getpid()
+        arguments = [*map(str, numbers), program.app, str(program.folder), *map(str, descriptors)]
         return OsProcess(
             [sys.executable, "-P", "-m", program.module, *arguments],
             cwd=program.folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdout=partial(self._on_output, "stdout"),
-            stderr=partial(self._on_output, "stderr"),
+            output=OutputCallbacks(
+                partial(self._on_output, "stdout"), partial(self._on_output, "stderr"), self._before_output
+            ),
             guard=guard,
-            pass_fds=(connection, *descriptors),
+            pass_fds=(connection, *pipes, *descriptors),
         )
 
     async def _wait_for_exit(self) -> None:
@@ -166,7 +193,7 @@ class ChildProcess(ABC, Generic[M]):
         self._message_reader.feed(data)
         try:
             while (message := self._message_reader.pop()) is not None:
-                self.messages.put_nowait(message)
+                self._on_message(message)
         except msgspec.DecodeError as error:
             log.warning(self._decode_failed_event, reason=str(error))
             self.kill()

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rota.model.attempt_codes import AttemptCode
 from rota.worker.processes.group_guard import ProcessGroupGuard
@@ -33,13 +33,23 @@ DRAIN_READS_MAX: Final = 64
 DataCallback = Callable[[bytes], object]
 
 
+class OutputCallbacks(NamedTuple):
+    """What is called with the output of a process, and before it is read."""
+
+    stdout: DataCallback
+    stderr: DataCallback
+    before_read: Callable[[], object] | None = None
+
+
 class DescriptorReader:
     """Passes data read from a descriptor to a callback. Owns the descriptor."""
 
-    def __init__(self, descriptor: int, feed: DataCallback) -> None:
+    def __init__(self, descriptor: int, feed: DataCallback, before_read: Callable[[], object] | None = None) -> None:
         self._descriptor = descriptor
         self._feed = feed
+        self._before_read = before_read
         self._open = True
+        self._paused = False
         os.set_blocking(descriptor, False)
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
@@ -49,6 +59,21 @@ class DescriptorReader:
             if not self._open or not self._read():
                 break
 
+    def read(self) -> bool:
+        """Delivers data available now; whether there was any."""
+        return self._open and self._read()
+
+    def pause(self) -> None:
+        """From now on it reads on request only."""
+        if self._open and not self._paused:
+            self._paused = True
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+
+    def resume(self) -> None:
+        if self._open and self._paused:
+            self._paused = False
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
     def close(self) -> None:
         if self._open:
             self._open = False
@@ -56,6 +81,10 @@ class DescriptorReader:
             os.close(self._descriptor)
 
     def _read(self) -> bool:
+        if self._before_read is not None:
+            self._before_read()
+            if not self._open:
+                return False
         try:
             data = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:
@@ -76,8 +105,7 @@ class OsProcess:
         *,
         cwd: Path,
         env: Mapping[str, str],
-        stdout: DataCallback,
-        stderr: DataCallback,
+        output: OutputCallbacks,
         guard: ProcessGroupGuard,
         pass_fds: Sequence[int] = (),
     ) -> None:
@@ -97,8 +125,8 @@ class OsProcess:
         )
         self._guard = guard
         guard.add(self._child.pid)
-        pipes = zip((self._child.stdout, self._child.stderr), (stdout, stderr), strict=True)
-        self._readers = [DescriptorReader(_detach_descriptor(pipe), feed) for pipe, feed in pipes]
+        pipes = zip((self._child.stdout, self._child.stderr), (output.stdout, output.stderr), strict=True)
+        self._readers = [DescriptorReader(_detach_descriptor(pipe), feed, output.before_read) for pipe, feed in pipes]
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self._child.pid) if hasattr(os, "pidfd_open") else None
         if self._pidfd is not None:

@@ -11,14 +11,15 @@ from uuid import UUID
 
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+TRACE_VARIABLE = "TRACEPARENT"
 
 
 def frame_variables(
-    job: UUID, layer: UUID, frame: int, attempt: int, gpus: tuple[int, ...], trace: str = ""
+    job: UUID | str, layer: UUID | str, frame: int, attempt: int, gpus: tuple[int, ...], trace: str = ""
 ) -> dict[str, str]:
     """Identifies the frame. A frame without GPUs gets an empty CUDA_VISIBLE_DEVICES, which hides them all."""
     devices = ",".join(map(str, gpus))
-    traceparent = {"TRACEPARENT": trace} if trace else {}
+    traceparent = {TRACE_VARIABLE: trace} if trace else {}
     return {
         "ROTA_JOB": str(job),
         "ROTA_LAYER": str(layer),

@@ -9,15 +9,17 @@ returns from the task exits immediately, because it would send a second result.
 from __future__ import annotations
 
 import contextvars
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -26,8 +28,8 @@ from rota.model.protocol import AttemptResult, AttemptStatus
 from rota.sdk.app import Rota
 from rota.sdk.context import CURRENT_CONTEXT, Context
 from rota.worker import outcomes
-from rota.worker.processes.main import HandleRequest, WorkerChannel, run_child
-from rota.worker.runners.environment import frame_variables
+from rota.worker.processes.main import NO_BYTES, HandleRequest, WorkerChannel, run_child
+from rota.worker.runners.process_environment import ProcessEnvironment
 from rota.worker.runners.process_messages import (
     TASK_REQUEST_DECODER,
     TaskProcessArtifact,
@@ -38,16 +40,23 @@ from rota.worker.runners.process_messages import (
 )
 
 PROGRESS_INTERVAL_S: Final = 0.05
+STDOUT: Final = 1
+STDERR: Final = 2
 
 
 class ProcessFrameSink:
     """`FrameSink` of the running frame: sends to the worker."""
 
-    def __init__(self, channel: WorkerChannel[TaskProcessRequest]) -> None:
+    def __init__(self, channel: WorkerChannel[TaskProcessRequest[str]]) -> None:
         self._channel = channel
         self._progress_sent_at = 0.0
-        self.folder_path: Path | None = None
-        """Path of the running frame's directory."""
+        self._folder = ""
+        self.has_folder = False
+        """The running frame has requested its directory."""
+
+    def start_frame(self, folder: str) -> None:
+        self._folder = folder
+        self.has_folder = False
 
     def progress(self, token: int, percent: float, text: str) -> None:
         now = time.monotonic()
@@ -60,40 +69,75 @@ class ProcessFrameSink:
 
     def folder(self, token: int) -> Path:
         """Announces the directory before creating it, so that the worker removes it after a crash."""
-        assert self.folder_path is not None, "a frame runs"
-        if not self.folder_path.is_dir():
+        self.has_folder = True
+        path = Path(self._folder)
+        if not path.is_dir():
             self._channel.send(TaskProcessArtifact(token))
-            self.folder_path.mkdir(parents=True, exist_ok=True)
-        return self.folder_path
+            path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def add_artifact(self, token: int, path: Path, name: str) -> None:
+        self.has_folder = True
         self._channel.send(TaskProcessArtifact(token, str(path), name))
 
 
+class RequestedAttempt:
+    """`AttemptInfo` of a request."""
+
+    __slots__ = ("_call", "attempt")
+
+    def __init__(self, call: TaskProcessRequest[str]) -> None:
+        self._call = call
+        self.attempt = call.attempt
+
+    @property
+    def job(self) -> UUID:
+        return UUID(self._call.job)
+
+    @property
+    def layer(self) -> UUID:
+        return UUID(self._call.layer)
+
+
 class TaskProcessExecutor:
-    def __init__(self, app: Rota, sink: ProcessFrameSink, folder: Path) -> None:
+    def __init__(self, app: Rota, channel: WorkerChannel[TaskProcessRequest[str]], folder: Path) -> None:
         self._app = app
-        self._sink = sink
-        self._folder = folder
+        self._channel = channel
+        self._sink = ProcessFrameSink(channel)
+        self._environment = ProcessEnvironment(folder)
+        self._output = OutputPipes()
         self._pid = os.getpid()
         self._context: Context | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def run(self, call: TaskProcessRequest) -> TaskProcessResult:
+    def run(self, call: TaskProcessRequest[str]) -> TaskProcessResult:
         """Runs the task; never raises."""
-        self._sink.folder_path = Path(call.folder)
-        self._context = Context(call, call.frame, call.token, self._sink, call.gpus)
-        with _frame_environment(call, self._folder):
-            end = contextvars.copy_context().run(self._call_task, call, self._context)
+        began_at = time.monotonic()
+        self._sink.start_frame(call.folder)
+        self._context = context = Context(RequestedAttempt(call), call.frame, call.token, self._sink, call.gpus)
+        self._environment.enter(call)
+        end = contextvars.copy_context().run(self._call_task, call, context)
+        self._environment.leave()
         self._context = None
         if os.getpid() != self._pid:
             os._exit(0)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # the task may have closed or replaced them
-                stream.flush()
-        return TaskProcessResult(call.token, end.status, end.value, end.code, end.error, end.after_s)
+        self._output.flush()
+        waits = call.in_series and self._needs_worker(end)
+        if waits:
+            self._channel.wait_for_worker()
+        return TaskProcessResult(
+            call.token, end.status, end.value, end.code, end.error, end.after_s, began_at, time.monotonic(), waits
+        )
 
-    def _call_task(self, call: TaskProcessRequest, context: Context) -> AttemptResult:
+    def _needs_worker(self, end: AttemptResult) -> bool:
+        """Whether the worker has something to do for this frame before another one may begin."""
+        return (
+            self._sink.has_folder
+            or self._output.is_unread
+            or (end.value is not None and len(end.value) > outcomes.INLINE_VALUE_BYTES_MAX)
+        )
+
+    def _call_task(self, call: TaskProcessRequest[str], context: Context) -> AttemptResult:
         CURRENT_CONTEXT.set(context)
         if call.trace:
             tracing.attach(call.trace)
@@ -122,32 +166,34 @@ class TaskProcessExecutor:
             self._context.cancelled = True
 
 
-@contextmanager
-def _frame_environment(call: TaskProcessRequest, folder: Path) -> Iterator[None]:
-    """Applies the frame's environment; restores environment and working directory afterwards."""
-    saved = _environment()
-    os.environ.update(call.env)
-    os.environ.update(frame_variables(call.job, call.layer, call.frame, call.attempt, call.gpus, call.trace))
-    try:
-        yield
-    finally:
-        found = _environment()
-        for name in found.keys() - saved.keys():
-            del os.environb[name]
-        os.environb.update({name: value for name, value in saved.items() if found.get(name) != value})
-        with suppress(OSError):
-            os.chdir(folder)
+class OutputPipes:
+    """Standard output and error, which the worker reads."""
 
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+        for stream in (STDOUT, STDERR):
+            with suppress(OSError):  # the app may have closed it
+                # A copy: a task may close its own, or send it elsewhere.
+                self._descriptors.append(os.dup(stream))
 
-def _environment() -> dict[bytes, bytes]:
-    """A copy of what `os.environb` holds. Copying the mapping itself checks every name: a tenth of a short frame."""
-    return dict(os.environb._data)  # type: ignore[attr-defined]  # noqa: SLF001 - of CPython since 3.2
+    def flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:  # noqa: SIM105 - a context manager costs more than the flush
+                stream.flush()
+            except (OSError, ValueError, AttributeError):  # the task may have closed or replaced them
+                pass
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the worker has yet to read some of it. Then another frame must not write: its output would be taken
+        for that of this one."""
+        return any(fcntl.ioctl(pipe, termios.FIONREAD, NO_BYTES) != NO_BYTES for pipe in self._descriptors)
 
 
 def create_handler(
-    app: Rota, channel: WorkerChannel[TaskProcessRequest], folder: Path
-) -> HandleRequest[TaskProcessRequest]:
-    return TaskProcessExecutor(app, ProcessFrameSink(channel), folder).run
+    app: Rota, channel: WorkerChannel[TaskProcessRequest[str]], folder: Path
+) -> HandleRequest[TaskProcessRequest[str]]:
+    return TaskProcessExecutor(app, channel, folder).run
 
 
 if __name__ == "__main__":

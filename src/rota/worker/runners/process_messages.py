@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -13,13 +13,17 @@ from rota.worker.processes.ipc import ProcessReady
 TASK_MESSAGE_BYTES_MAX: Final = 512 * 1024 * 1024
 
 
-class TaskProcessRequest(msgspec.Struct, frozen=True, array_like=True):
+Id = TypeVar("Id", UUID, str)
+"""UUIDs travel as text, and a task rarely asks for them: the process keeps the text."""
+
+
+class TaskProcessRequest(msgspec.Struct, Generic[Id], frozen=True, array_like=True):
     """Runs one frame."""
 
     token: int
     task: str
-    job: UUID
-    layer: UUID
+    job: Id
+    layer: Id
     frame: int
     attempt: int
     input: bytes | None
@@ -28,6 +32,8 @@ class TaskProcessRequest(msgspec.Struct, frozen=True, array_like=True):
     trace: str = ""
     folder: str = ""
     """Path of the frame's directory, created on request."""
+    in_series: bool = False
+    """The request of the next frame may be sent before this one has ended."""
 
 
 class TaskProcessProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -56,8 +62,13 @@ class TaskProcessResult(msgspec.Struct, frozen=True, array_like=True, tag="end")
     code: str = ""
     error: str = ""
     after_s: float = 0.0
+    began_at: float = 0.0
+    """When the process took the frame. By the monotonic clock, which all processes of a machine share."""
+    ended_at: float = 0.0
+    waits: bool = False
+    """The process waits for `GO_ON` before it takes another frame, because this one left output or files."""
 
 
 TaskProcessMessage = ProcessReady | TaskProcessProgress | TaskProcessLogLine | TaskProcessArtifact | TaskProcessResult
-TASK_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(TaskProcessRequest)
+TASK_REQUEST_DECODER: Final = msgspec.msgpack.Decoder(TaskProcessRequest[str])
 TASK_MESSAGE_DECODER: Final[msgspec.msgpack.Decoder[TaskProcessMessage]] = msgspec.msgpack.Decoder(TaskProcessMessage)
