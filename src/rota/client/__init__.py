@@ -9,7 +9,7 @@
 | `discovery`, `connections` | the endpoint, and one transport per event loop |
 | `transport`, `jobs` | the interface the SDK needs for jobs, and its HTTP implementation |
 | `events`, `log_stream` | resumable event and log streams |
-| `resource`, `pagination` | base of the resource classes, async and sync |
+| `resource` | base of the resource classes, async and sync |
 | `admin_client` | the resources of an app: `app.shows`, `app.sync.shows` |
 | `shows`, `pools`, `agents`, `approvals`, `outputs`, `admin` | the resources |
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from rota.engine.queries.jobs import JobView
+    from rota.api.jobs import JobView
 
 
 class ProgressBar:

@@ -26,7 +26,7 @@ from rota.sdk.task_options import TaskOptions
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry, JobView
+    from rota.api.jobs import JobHistoryEntry, JobView
     from rota.model.events import Event
     from rota.model.jobs.submission import SubmitResult
     from rota.sdk.app import Rota
