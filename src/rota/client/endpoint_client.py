@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from rota.client import connection
 from rota.client.connection import HttpResponse, ReadError, RequestError
 from rota.client.connection_pool import DEFAULT_PORTS, ConnectionPool, PoolLimits, tls_context
-from rota.local.api_key import ApiEndpoint
+from rota.client.endpoint import ApiEndpoint
 from rota.model.errors import InvalidSetting
 
 if TYPE_CHECKING:

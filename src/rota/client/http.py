@@ -23,11 +23,11 @@ import msgspec
 
 from rota.client.connection import HttpResponse, NotSentError, RequestError
 from rota.client.connection_pool import PoolLimits
+from rota.client.endpoint import ApiEndpoint
 from rota.client.endpoint_client import API_PREFIX, EndpointClient
 from rota.client.errors import error_from_response, parse_retry_after
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.telemetry import tracing
-from rota.local.api_key import ApiEndpoint
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, InvalidSetting, RotaError, Unavailable
 

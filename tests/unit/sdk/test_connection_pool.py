@@ -19,8 +19,8 @@ from rota.client.connection import (
     RequestError,
 )
 from rota.client.connection_pool import ConnectionPool, PoolLimits
+from rota.client.endpoint import ApiEndpoint
 from rota.client.endpoint_client import EndpointClient
-from rota.local.api_key import ApiEndpoint
 from rota.model.errors import InvalidSetting
 from tests.support.answers import answer, answering
 from tests.support.harness.effort import effort
