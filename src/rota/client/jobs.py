@@ -171,7 +171,7 @@ class HttpTransport:
             }
             try:
                 async with self.http.stream(f"/jobs/{job}/logs/{source.stream}/chunks", query=query) as answer:
-                    async for line in answer.aiter_lines():
+                    async for line in answer.lines():
                         chunk = _LOG_LINE.decode(line)
                         # Offsets count bytes that are missing, too: resuming at the number of bytes read repeats some.
                         at, attempt = chunk.at + len(chunk.data), chunk.attempt

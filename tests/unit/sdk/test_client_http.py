@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -287,26 +285,6 @@ async def test_log_chunks_are_decoded_whole_and_delivered_as_they_arrive():
     await texts.aclose()
     gate.set()
     assert [text async for text in merge_streams([bytes_of(b"slow", gate=gate)])] == ["slow"]
-
-
-def test_calls_need_no_httpx():
-    code = """
-import asyncio, sys
-from rota.client.http import HttpClient
-from rota.client.endpoint import ApiEndpoint
-from rota.model.errors import Unavailable
-
-async def call():
-    client = HttpClient(lambda: ApiEndpoint("http://127.0.0.1:1", "k"), retry_budget_s=0)
-    try:
-        await client.call("GET", "/jobs", int, idempotent=True)
-    except Unavailable:
-        print("unavailable", "httpx" in sys.modules)
-
-asyncio.run(call())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout == "unavailable False\n"
 
 
 def test_client_works_on_uvloop():
