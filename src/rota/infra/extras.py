@@ -17,15 +17,20 @@ Extra = Literal["cli", "worker", "server", "local"]
 
 @contextmanager
 def needs_extra(extra: Extra, what: str) -> Iterator[None]:
-    """Around imports: raises ExtraMissing if a package of another distribution is not installed. `what` needs it."""
+    """Around imports: raises ExtraMissing if a package is not installed. `what` needs it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in {"", "rota"}:  # a defect of Rota, not of the installation
-            raise
-        raise ExtraMissing(
-            f"{what} needs {package}, which is not installed: run `pip install 'rota[{extra}]'`.",
-            package=package,
-            extra=extra,
-        ) from error
+        raise extra_missing(error, extra, what) from error
+
+
+def extra_missing(error: ModuleNotFoundError, extra: Extra, what: str) -> ExtraMissing:
+    """The sentence for a failed import. Raises `error` if a module of Rota itself is missing: that is a defect."""
+    package = (error.name or "").partition(".")[0]
+    if package in {"", "rota"}:
+        raise error
+    return ExtraMissing(
+        f"{what} needs {package}, which is not installed: run `pip install 'rota[{extra}]'`.",
+        package=package,
+        extra=extra,
+    )

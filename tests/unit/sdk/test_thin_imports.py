@@ -82,3 +82,35 @@ except ExtraMissing as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert "needs asyncpg, which is not installed: run `pip install 'rota[server]'`." in done.stdout
+
+
+def test_rota_command_without_its_extra_says_what_to_install():
+    code = """
+import sys
+sys.modules["typer"] = None  # as if it was not installed
+from rota.cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "rota: The `rota` command needs typer, which is not installed: run `pip install 'rota[cli]'`. [extra_missing]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("worker", "worker"), ("server", "server"), ("jobs", "server"), ("up", "local")]
+)
+def test_command_without_its_extra_says_what_to_install(command, extra):
+    code = f"""
+import sys
+for package in ("asyncpg", "nats", "prometheus_client", "redis", "uvicorn"):
+    sys.modules[package] = None
+sys.argv = ["rota", {command!r}]
+from rota.cli.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"which is not installed: run `pip install 'rota[{extra}]'`. [extra_missing]" in done.stderr
+    assert done.stderr.count("\n") == 1
