@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests wait for servers and timers half of the time, so two processes share a core.
 JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
-.PHONY: help setup demo up test check quick tests test-system soak models lock clean
+.PHONY: help setup demo up test check quick tests test-system soak models lock dist clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -60,5 +60,8 @@ lock: $(READY)  ## Resolve the dependencies anew (no address is recorded).
 	@$(UV) export -q --frozen --all-extras --group dev --no-emit-project --no-header --no-annotate -o requirements.lock
 	@$(UV) export -q --frozen --only-group setup --no-emit-project --no-header --no-annotate -o requirements-setup.lock
 
+dist: $(READY)  ## Build the wheel and the sdist, check them, and measure what each extra installs.
+	@$(BIN)/python -m tools.distribution
+
 clean:  ## Remove what the above made, the local data directory of the demo too.
-	@rm -rf .venv .rota .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .rota dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -48,7 +48,7 @@ def run(quick: bool) -> Report:
         lua, sql = asyncio.run(_overheads(Path(folder) / "calls", rounds, calls))
     report.add(Figure("cold_start_s", cold, bar=3, note="empty data directory to all three servers answering"))
     report.add(Figure("warm_start_s", warm, bar=0.7, note="the same on an existing data directory"))
-    report.add(Figure("help_s", help_s, bar=0.3, note="rota --help"))
+    report.add(Figure("help_s", help_s, bar=0.2, note="rota --help"))
     report.add(Figure("lua_call_vs_bare", lua, bar=1.3, note=f"script loader / bare EVALSHA, {calls} calls a round"))
     report.add(Figure("query_vs_bare", sql, bar=1.3, note=f"our pool / bare asyncpg connection, {calls} calls a round"))
     return report

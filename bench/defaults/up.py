@@ -22,8 +22,8 @@ from bench.defaults.app import Tasks
 from bench.e2e.deployment import BY_INDEX, START_TIMEOUT_S, Broken, Farm, own_environment, rota_process, until
 from bench.e2e.setup import Ground
 from rota import Rota
+from rota.client.endpoint import read_key
 from rota.infra.postgres import Database, PostgresTarget
-from rota.local.api_key import read_key
 from rota.sdk.app import ASYNC_CORES, SYNC_CORES
 
 DATA: Final = ".rota"

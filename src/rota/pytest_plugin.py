@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rota.infra.extras import needs_extra
+
 if TYPE_CHECKING:
     from rota.testing.in_memory import Rehearsal
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def rota_inline() -> Iterator[Rehearsal]:
     """Jobs submitted in the test run during `submit`."""
-    from rota.testing import inline
+    with needs_extra("server", "rota.testing"):
+        from rota.testing import inline
 
     with inline() as rehearsal:
         yield rehearsal
@@ -23,7 +26,8 @@ def rota_inline() -> Iterator[Rehearsal]:
 @pytest.fixture
 def rota_manual() -> Iterator[Rehearsal]:
     """Jobs submitted in the test wait for `drain`."""
-    from rota.testing import manual
+    with needs_extra("server", "rota.testing"):
+        from rota.testing import manual
 
     with manual() as rehearsal:
         yield rehearsal

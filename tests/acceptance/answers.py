@@ -11,9 +11,9 @@ import msgspec
 
 from rota.accounting.audit import LedgerAudit
 from rota.api.explanation import JobExplanation
+from rota.api.jobs import JobHistoryEntry
 from rota.cli.doctor.view import DoctorCheck
 from rota.cli.local.up import LocalStatus
-from rota.engine.queries.jobs import JobHistoryEntry
 from rota.infra.postgres.migrate import MigrationStatus
 from rota.model.access import Role
 from rota.model.job_states import FrameState, JobState

@@ -17,7 +17,7 @@ HEAD = """
 from datetime import UTC, datetime
 from collections.abc import Sequence
 from typing import Any, TypedDict, assert_type
-from rota.engine.queries.jobs import JobSummary
+from rota.api.jobs import JobSummary
 from rota.api.resources import CapsView, SubscriptionView, ShowView
 from rota import Call, Job, JobFailed, LayerSpec, Rota, Run, Step, Steps, Submission, SyncJob, SyncRun
 

@@ -2,11 +2,14 @@
 
 | module | subject |
 |---|---|
+| `jobs`, `job_results` | jobs with their layers, and what their frames returned, wrote and stored |
 | `resources` | shows, subscriptions, folders, departments, pools, topics, workers, queues |
-| `admin` | API keys, the ledger, dead letters |
+| `admin` | API keys, the ledger, settings, dead letters |
 | `agents` | agents, their runs and backfills |
-| `logs` | log chunks with their offsets |
-| `submission` | independent submissions in one request |
+| `approvals`, `policy` | an approval with its subject; requests about the policy |
+| `logs` | the streams of a frame, and their chunks |
+| `submission` | many submissions in one request |
+| `pages` | a page of a list |
 | `workflows` | workflow definitions, runs, sagas |
 | `explanation`, `run_explanation` | why a job or a run waits, or how it ended |
 

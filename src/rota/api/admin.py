@@ -1,4 +1,4 @@
-"""API keys, the ledger and dead letters. No I/O.
+"""API keys, the ledger, settings and dead letters. No I/O.
 
 Cores are whole cores, not hundredths.
 """
@@ -6,7 +6,7 @@ Cores are whole cores, not hundredths.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -81,6 +81,37 @@ class CreatedKey(msgspec.Struct, frozen=True):
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
         return [("id", self.key.id)]
+
+
+class CallerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The calling key and its grants."""
+
+    key: KeyId
+    name: str
+    grants: list[GrantSpec]
+
+
+class SettingView(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    value: Any
+    unit: str | None = None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """`cause` identifies the failure, such as a token, a message id, or a run and its step."""
+
+    kind: DeadLetterKind
+    reason: str
+    cause: str
+    queue: str | None = None
+    job: UUID | None = None
+    layer: UUID | None = None
+    frame: int | None = None
+    attempt: int | None = None
+    payload: bytes | None = None
+    error: str | None = None
+    id: int = 0
+    created_at: datetime | None = None
 
 
 class DeadLetterSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

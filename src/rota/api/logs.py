@@ -1,8 +1,13 @@
-"""Log chunks with their offsets, one JSON document a line."""
+"""The streams of a frame, and their chunks with offsets, one JSON document a line. No I/O."""
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import msgspec
+
+Stream = Literal["stdout", "stderr", "log"]
+STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
 
 
 class LogBytes(msgspec.Struct, frozen=True, kw_only=True):

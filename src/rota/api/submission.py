@@ -1,4 +1,4 @@
-"""Independent submissions in one request, each with an answer of its own."""
+"""Many submissions in one request: all or none, or each with an answer of its own. No I/O."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from rota.model.jobs.submission import Submission, SubmitResult
 
 SUBMIT_BATCH_MAX: Final = 1000
 """Submissions per request."""
+
+
+class BulkSubmitReply(msgspec.Struct, frozen=True):
+    """Results in the order of the submissions."""
+
+    items: list[SubmitResult]
 
 
 class SubmitBatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,7 +21,3 @@ Invariants:
 | `keys`, `db` | `keys`, `db`, `audit` |
 | `doctor`, `top`, `local` | `doctor`, `top`, `up`, `down`, `status` |
 """
-
-from rota.cli.main import main
-
-__all__ = ["main"]

@@ -30,6 +30,7 @@ from rota.cli.quota import cap_commands
 from rota.cli.quota import commands as quota_commands
 from rota.cli.worker import commands as worker_commands
 from rota.cli.workflows import commands as workflows_commands
+from rota.infra.extras import extra_missing, needs_extra
 from rota.model.errors import RotaError
 
 # No rich panels: they triple the time to the first line of help.
@@ -93,6 +94,8 @@ def main() -> None:
         sys.exit(output.print_error(usage_errors.to_invalid_input(error)))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)
+    except ModuleNotFoundError as error:
+        sys.exit(output.print_error(extra_missing(error, "server", "This command")))
     except Exception as error:  # noqa: BLE001  last resort: users never see a traceback
         sys.exit(output.print_unexpected_error(error))
 
@@ -128,9 +131,10 @@ def up(
     no_worker: Annotated[bool, typer.Option("--no-worker", help="Do not start a worker.")] = False,
 ) -> None:
     """Start Rota with a worker on this machine, and run until Ctrl-C."""
-    from rota.cli.local import up as local
-    from rota.cli.local.embedded_worker import EmbeddedWorkerOptions
-    from rota.infra import loop
+    with needs_extra("local", "`rota up`"):
+        from rota.cli.local import up as local
+        from rota.cli.local.embedded_worker import EmbeddedWorkerOptions
+        from rota.infra import loop
 
     settings = load_settings(context, quietly=True).settings
     worker_options = None if no_worker else EmbeddedWorkerOptions(with_app, context.obj)
@@ -189,8 +193,9 @@ def doctor(context: typer.Context, form: OutputOption = OutputFormat.TEXT) -> No
 @app.command()
 def demo() -> None:
     """Start a temporary stack, run a small workload while a server is killed, and exit."""
-    from rota.demo import run as demo_run
-    from rota.infra.telemetry import logs
+    with needs_extra("local", "`rota demo`"):
+        from rota.demo import run as demo_run
+        from rota.infra.telemetry import logs
 
     logs.configure("console", "critical")
     sys.exit(run_async(demo_run.run()))

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from rota.api.admin import (
     CreatedKey,
+    DeadLetter,
     DeadLetterActionResult,
     DeadLetterKind,
     DeadLetterSelector,
@@ -15,11 +16,10 @@ from rota.api.admin import (
     KeyView,
     LedgerView,
 )
+from rota.api.jobs import JobSummary
 from rota.client.resource import ApiResource, M, api_method, url_path
-from rota.engine.queries.jobs import JobSummary
 from rota.model.access import GrantSpec, Role
 from rota.model.job_states import JobState
-from rota.queue.dead_letters import DeadLetter
 from rota.sdk.task_options import DurationLike, to_seconds
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-import msgspec
-
+from rota.api.approvals import ApprovalDetail
 from rota.client.resource import ApiResource, M, api_method, url_path
 from rota.model.approvals import ApprovalState, ApprovalView, VoteReply, VoteRequest
 from rota.model.workflows.approval_steps import StepApprovalView
-
-
-class _ApprovalDetails(msgspec.Struct, frozen=True):
-    approval: ApprovalView
-    step: StepApprovalView | None = None
 
 
 class ApprovalsResource(ApiResource[M]):
@@ -27,12 +21,12 @@ class ApprovalsResource(ApiResource[M]):
 
     @api_method
     async def get(self, which: UUID | str) -> ApprovalView:
-        return (await self._request("GET", url_path("approvals", str(which)), _ApprovalDetails)).approval
+        return (await self._request("GET", url_path("approvals", str(which)), ApprovalDetail)).approval
 
     @api_method
     async def step(self, which: UUID | str) -> StepApprovalView | None:
         """The workflow step the approval is about; None: it is about a job."""
-        return (await self._request("GET", url_path("approvals", str(which)), _ApprovalDetails)).step
+        return (await self._request("GET", url_path("approvals", str(which)), ApprovalDetail)).step
 
     @api_method
     async def approve(self, which: UUID | str, reason: str = "") -> VoteReply:

@@ -14,26 +14,15 @@ line. Who returns a connection hands it, or the right to open one, to the first 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
-from ipaddress import ip_address
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 import msgspec
 
-from rota.client.connection import (
-    ConnectError,
-    ConnectTimeout,
-    HttpConnection,
-    HttpResponse,
-    PoolTimeout,
-)
+from rota.client.connection import HttpConnection, HttpResponse, PoolTimeout
+from rota.client.connector import Connector
 
 CLOSE_TIMEOUT_S: Final = 1.0
-HAPPY_EYEBALLS_DELAY_S: Final = 0.25
-"""Then the next address of the host is tried, too."""
-DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +38,8 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ConnectionPool:
     """Belongs to the event loop it is created on."""
 
-    def __init__(self, url: str, limits: PoolLimits) -> None:
-        parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._has_addresses = not (self._host == "localhost" or _is_address(self._host))
-        """More than one, perhaps, of which some may not answer."""
-        self._port = parts.port or DEFAULT_PORTS[parts.scheme]
-        self._tls = tls_context() if parts.scheme == "https" else None
+    def __init__(self, connector: Connector, limits: PoolLimits) -> None:
+        self._connector = connector
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._idle: list[HttpConnection] = []
@@ -114,7 +98,7 @@ class ConnectionPool:
     async def _open(self) -> HttpConnection:
         """The caller has the right to open one; it is passed on if this fails."""
         try:
-            connection = await self._connect()
+            _, connection = await self._connector.connect(HttpConnection, self._limits.connect_timeout_s)
         except BaseException:
             self._pass_on(None)
             raise
@@ -122,21 +106,6 @@ class ConnectionPool:
         connection.closed.add_done_callback(lambda _closed: self._all.discard(connection))
         if self._is_closed:
             connection.abort()
-        return connection
-
-    async def _connect(self) -> HttpConnection:
-        options: dict[str, Any] = {}
-        if self._has_addresses and isinstance(self._loop, asyncio.BaseEventLoop):  # uvloop does not know the option
-            options["happy_eyeballs_delay"] = HAPPY_EYEBALLS_DELAY_S
-        try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                _, connection = await self._loop.create_connection(
-                    HttpConnection, self._host, self._port, ssl=self._tls, **options
-                )
-        except TimeoutError as error:
-            raise ConnectTimeout from error
-        except (OSError, UnicodeError) as error:
-            raise ConnectError(str(error)) from error
         return connection
 
     def _release(self, connection: HttpConnection) -> None:
@@ -171,18 +140,3 @@ class ConnectionPool:
     def _is_fresh(self, connection: HttpConnection) -> bool:
         is_young = self._loop.time() - connection.idle_since_s < self._limits.keepalive_s
         return is_young and connection.is_reusable()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def tls_context() -> ssl.SSLContext:
-    """Trusts the certificates of the system, or of SSL_CERT_FILE."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context

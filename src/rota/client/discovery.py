@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from rota.model.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from rota.local.api_key import ApiEndpoint
+    from rota.client.endpoint import ApiEndpoint
 
 
 def endpoint_resolver(url: str, key: str) -> Callable[[], ApiEndpoint]:
     """Resolves `url`, or the local API. Called again when the API is unreachable: a restart may change its port."""
 
     def find() -> ApiEndpoint:
+        from rota.client.endpoint import ApiEndpoint, find_endpoint
         from rota.infra.settings_file import load
-        from rota.local.api_key import ApiEndpoint, find_endpoint
 
         settings = load().settings
         if not url:
@@ -31,11 +31,11 @@ def endpoint_resolver(url: str, key: str) -> Callable[[], ApiEndpoint]:
 
 def database_url() -> str:
     """URL of Rota's PostgreSQL, with password, to submit jobs in the caller's own transaction."""
-    from rota.cli.local.up import local_url
+    from rota.client.endpoint import running_server_url
     from rota.infra.settings_file import load
 
     settings = load().settings
-    url = settings.postgres.url or local_url(settings, "postgres")
+    url = settings.postgres.url or running_server_url(settings, "postgres")
     if not url:
         raise InvalidSetting("No PostgreSQL is configured: set postgres.url, or start one with `rota up`.")
     return url

@@ -31,11 +31,11 @@ async def follow_events(
         try:
             headers = {"last-event-id": parser.last_id} if parser.last_id else {}
             async with http.stream(path, query=query, headers=headers) as answer:
-                async for line in answer.aiter_lines():
+                async for line in answer.lines():
                     streak = 0 if line.startswith((":", "data:")) else streak
                     if (event := parser.feed(line)) is not None:
                         yield event
-                if answer.status_code == NO_CONTENT:
+                if answer.status == NO_CONTENT:
                     return
         except RateLimited as error:
             wait_s = float(str(error.facts.get("retry_after_s", 1)))

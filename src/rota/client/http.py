@@ -17,22 +17,20 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rota.client.connection import HttpResponse, NotSentError, RequestError
+from rota.client.connection import HttpResponse, NotSentError, ReadTimeout, RequestError
 from rota.client.connection_pool import PoolLimits
+from rota.client.endpoint import ApiEndpoint
 from rota.client.endpoint_client import API_PREFIX, EndpointClient
 from rota.client.errors import error_from_response, parse_retry_after
+from rota.client.response_stream import ResponseStream
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.telemetry import tracing
-from rota.local.api_key import ApiEndpoint
 from rota.model.backoff import Backoff
 from rota.model.errors import InvalidInput, InvalidSetting, RotaError, Unavailable
-
-if TYPE_CHECKING:
-    import httpx
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -191,20 +189,17 @@ class HttpClient:
     @asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[ResponseStream]:
         """A streamed response. Failures raise Unavailable; resume after `pause`, or immediately after StreamIdle."""
-        import httpx
-
         client = await self._ensure_client()
         try:
             async with client.stream(path, query=query, headers=headers) as answer:
                 if not answer.is_success:
-                    await answer.aread()
-                    raise _response_error(answer.status_code, answer.headers, answer.content)
+                    raise _response_error(answer.status, answer.headers, await answer.read())
                 yield answer
-        except httpx.ReadTimeout as error:
+        except ReadTimeout as error:
             raise StreamIdle(f"Rota sent nothing for {READ_TIMEOUT_S:g} s.") from error
-        except httpx.RequestError as error:
+        except RequestError as error:
             self._rediscover()
             raise self._unavailable(error) from error
 

@@ -15,17 +15,18 @@ from uuid import uuid4
 import msgspec
 
 from rota.api.explanation import JobExplanation
+from rota.api.jobs import CancelJobReply, JobHistoryEntry, JobView
 from rota.api.logs import LogBytes
+from rota.api.submission import BulkSubmitReply
 from rota.client.coalescer import SubmissionCoalescer
 from rota.client.events import follow_events
 from rota.client.http import HttpClient, StreamIdle
 from rota.client.transport import FrameResult, JobOutcome, LogSource
-from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.model.errors import RotaError, Unavailable
 from rota.model.events import Event
 from rota.model.ids import JobId
 from rota.model.job_states import FrameState, JobState
-from rota.model.jobs.submission import Submission, SubmitResult
+from rota.model.jobs.submission import ResubmitResult, Submission, SubmitResult
 
 RESULTS_PAGE_SIZE: Final = 1000
 LOG_GRACE_S: Final = 0.6
@@ -36,18 +37,6 @@ ROUTE_UNKNOWN_S: Final = 60.0
 """So long it is not asked again."""
 NIL: Final = msgspec.msgpack.encode(None)
 _LOG_LINE: Final = msgspec.json.Decoder(LogBytes)
-
-
-class BulkSubmitReply(msgspec.Struct):
-    items: list[SubmitResult]
-
-
-class CancelReply(msgspec.Struct):
-    changed: bool
-
-
-class RetryReply(msgspec.Struct):
-    job: JobId
 
 
 class FrameResultItem(msgspec.Struct, kw_only=True):
@@ -163,11 +152,11 @@ class HttpTransport:
                 return
 
     async def cancel(self, job: JobId) -> bool:
-        return (await self.http.call("POST", f"/jobs/{job}/cancel", CancelReply, idempotent=True)).changed
+        return (await self.http.call("POST", f"/jobs/{job}/cancel", CancelJobReply, idempotent=True)).changed
 
     async def retry(self, job: JobId, *, every_frame: bool) -> JobId:
         path, query = f"/jobs/{job}/retry", {"every_frame": every_frame}
-        return (await self.http.call("POST", path, RetryReply, idempotent=False, query=query)).job
+        return (await self.http.call("POST", path, ResubmitResult, idempotent=False, query=query)).job
 
     async def read_log(self, job: JobId, source: LogSource, *, follow: bool) -> AsyncIterator[bytes]:
         at, streak = 0, 0
@@ -182,7 +171,7 @@ class HttpTransport:
             }
             try:
                 async with self.http.stream(f"/jobs/{job}/logs/{source.stream}/chunks", query=query) as answer:
-                    async for line in answer.aiter_lines():
+                    async for line in answer.lines():
                         chunk = _LOG_LINE.decode(line)
                         # Offsets count bytes that are missing, too: resuming at the number of bytes read repeats some.
                         at, attempt = chunk.at + len(chunk.data), chunk.attempt

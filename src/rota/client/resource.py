@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from msgspec import UNSET
 
-from rota.client.pagination import ApiPage
+from rota.api.pages import Page
 from rota.sdk.background_loop import run_blocking
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ApiResource(Generic[M]):
 
     async def _list(self, path: str, kind: type[T], /, *, most: int = UNPAGED, **query: object) -> list[T]:
         """Reads pages until `most` items."""
-        pages = cast("type[ApiPage[T]]", ApiPage[kind])  # type: ignore[valid-type]
+        pages = cast("type[Page[T]]", Page[kind])  # type: ignore[valid-type]
         items: list[T] = []
         after: str | None = None
         while len(items) < most:

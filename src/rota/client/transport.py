@@ -17,8 +17,8 @@ from rota.model.jobs.submission import Submission
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry, JobView
-    from rota.engine.queries.logs import Stream
+    from rota.api.jobs import JobHistoryEntry, JobView
+    from rota.api.logs import Stream
     from rota.model.jobs.submission import SubmitResult
 
 

@@ -19,9 +19,10 @@ from rota.accounting.resources import QuotaItem, Show
 from rota.accounting.usage import ShowUsage
 from rota.agents import admin as agents_admin
 from rota.api.agents import AgentRunView
+from rota.api.jobs import JobView
 from rota.cli.local.embedded_worker import spawn_worker
 from rota.engine.outputs.review import OutputReview, OutputReviewer
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.engine.queries.jobs import JobQueries
 from rota.engine.queries.workers import WorkerRecord
 from rota.engine.queries.workers import worker_records as known_workers
 from rota.infra.postgres import migrate

@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from rota.api.jobs import JobView
 from rota.api.workflows import SagaEntryView, SagaView, WorkflowRunView
 from rota.demo.stack import ACTOR, DemoSnapshot, DemoStack
 from rota.demo.tasks import trip
 from rota.demo.view import DemoReport
-from rota.engine.queries.jobs import JobView
 from rota.model.errors import RotaError
 from rota.model.ids import JobId, RunId
 from rota.model.workflows.run_state import RunState

@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rota.api.jobs import JobView
 from rota.cli.core import output
 from rota.cli.core.tables import cap_of_field, cores_text, usage_bar
 from rota.cli.jobs.view import frame_counts
 from rota.demo.stack import DemoSnapshot
-from rota.engine.queries.jobs import JobView
 from rota.model.errors import RotaError
 from rota.model.job_states import FrameState
 

@@ -11,7 +11,7 @@
     rpc/           gRPC server, authentication, protobuf
     service/       service lifecycle, supervisor, HTTP listener
     telemetry/     logs, metrics, tracing, redaction
-    asyncio_cancel, clock, failpoints, loop, replica, settings_file, yaml_reader
+    asyncio_cancel, clock, data_dir, extras, failpoints, loop, replica, settings_file, yaml_reader
 
 Invariants: every wait that leaves the process has a timeout; nothing here retries an operation whose outcome is
 unknown; infra imports only `api` and `model`. Callers: all packages above it.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from rota.infra.extras import needs_extra
 from rota.model.errors import InvalidInput
 from rota.model.units import parse_duration
 
@@ -133,7 +134,8 @@ def decode_text(content: bytes, source: str, form: YamlFormat = DEFAULT_FORMAT) 
 
 def parse_yaml(text: str, source: str, form: YamlFormat = DEFAULT_FORMAT) -> YamlNode | None:
     """The document in the text; None when it is empty."""
-    import yaml
+    with needs_extra("cli", f"Reading {source}"):
+        import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:

@@ -1,6 +1,7 @@
 """The embedded stack: real PostgreSQL, Valkey (or Redis) and NATS as child processes of one owner.
 
-`rota up` and `rota demo` start it through `LocalStack`; the CLI and the SDK find its API through `api_key`.
+`rota up` and `rota demo` start it through `LocalStack`; the CLI and the SDK find its API through
+`rota.client.endpoint`.
 
 stack                    starts, watches and stops the three servers
 server                   base class: port, password, start, probe, stop
@@ -9,7 +10,6 @@ process, launch          child processes, and what runs between fork and exec
 identity                 the account the servers run as when the owner is root
 datadir                  the data directory: lock, ports, passwords
 binaries                 finds the server binaries
-api_key                  the URL and key of the local API
 
 Invariants and who enforces them:
 

@@ -3,7 +3,7 @@
     <data>/lock               exclusive flock of the owner, inherited by the servers; names the owner
     <data>/state.json         ports, so that URLs survive a restart
     <data>/credentials.json   generated passwords, 0600
-    <data>/api.key            key of the API, 0600; see `api_key`
+    <data>/api.key            key of the API, 0600; see `rota.client.endpoint`
     <data>/{postgres,redis,nats}/  the data of each server; <data>/log/ their logs
 
 Files are replaced by rename, so neither a reader nor a crash sees a partial file.
@@ -11,23 +11,21 @@ Files are replaced by rename, so neither a reader nor a crash sees a partial fil
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
 import shutil
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from rota.model.errors import DataDirInUse, DiskFull, InvalidSetting, PortTaken, SetupFailed
+from rota.infra.data_dir import DataDirOwner, read_owner, resolve_data_dir, unusable_path_error, write_private
+from rota.model.errors import DataDirInUse, DiskFull, PortTaken, SetupFailed
 
 T = TypeVar("T")
-LINUX: bool = sys.platform.startswith("linux")
 SERVERS = ("postgres", "redis", "nats")
 # The servers of a killed owner need time to stop cleanly; with a live owner, fail fast.
 ORPHANS_TIMEOUT_S = 20.0
@@ -130,56 +128,6 @@ class DataDir:
         os.close(self.lock_fd)
 
 
-class DataDirOwner(msgspec.Struct, frozen=True):
-    """The owner of a data directory. Pids are reused; with the start time a pid identifies one process."""
-
-    pid: int
-    started: str = ""
-
-    @classmethod
-    def current(cls) -> DataDirOwner:
-        return cls(os.getpid(), _start_time(os.getpid()) or "")
-
-    @property
-    def alive(self) -> bool:
-        """Whether that process still runs; without a start time, whether any process has that pid."""
-        if LINUX:
-            return bool(self.started) and _start_time(self.pid) == self.started
-        return _pid_exists(self.pid)
-
-
-UNKNOWN_OWNER = DataDirOwner(0)
-"""A process holds the lock and has not written its pid yet, or only servers of a killed owner hold it."""
-
-
-def owner_of(path: Path) -> DataDirOwner | None:
-    """The owner of the data directory at `path`; None if there is none."""
-    try:
-        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unusable_path_error(path, error) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_owner(fd)
-    finally:
-        os.close(fd)
-    return None
-
-
-def resolve_data_dir(path: Path) -> Path:
-    """The absolute path, with `~` and links resolved."""
-    try:
-        found = path.expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidSetting(f"local.data-dir {str(path)!r} cannot be resolved ({error}): correct it.") from error
-    if not str(found).isprintable():
-        raise InvalidSetting(f"local.data-dir {str(found)!r} has unprintable characters: choose another path.")
-    return found
-
-
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -190,23 +138,13 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def write_private(path: Path, content: str | bytes) -> None:
-    """Atomically replace `path` with `content`, readable by its owner only."""
-    temporary = path.with_name(f"{path.name}.new")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _lock(fd: int, path: Path) -> None:
     began = time.monotonic()
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _read_owner(fd)
+            owner = read_owner(fd)
             timeout_s = OWNER_TIMEOUT_S if owner.alive else ORPHANS_TIMEOUT_S
             if time.monotonic() - began > timeout_s:
                 raise DataDirInUse(
@@ -221,32 +159,6 @@ def _lock(fd: int, path: Path) -> None:
 def _write_owner(fd: int, owner: DataDirOwner) -> None:
     os.ftruncate(fd, 0)
     os.pwrite(fd, msgspec.json.encode(owner), 0)
-
-
-def _read_owner(fd: int) -> DataDirOwner:
-    try:
-        return msgspec.json.decode(os.pread(fd, 256, 0), type=DataDirOwner)
-    except msgspec.DecodeError:
-        return UNKNOWN_OWNER
-
-
-def _start_time(pid: int) -> str | None:
-    """The start time of process `pid` in kernel clock ticks; None if it does not run."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
-def _pid_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _free_port() -> int:
@@ -266,12 +178,3 @@ def _read_json(path: Path, kind: type[T], default: T) -> T:
         raise unusable_path_error(path, error) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise SetupFailed(f"{path} is damaged ({error}): restore it, or remove {path.parent} to start over.") from error
-
-
-def unusable_path_error(path: Path, error: OSError) -> SetupFailed:
-    """The error for a path that the system does not let us use."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskFull(f"No space left at {path}: free some space, or set local.data-dir to another disk.")
-    return SetupFailed(
-        f"{path} cannot be used ({error.strerror}): set local.data-dir to a directory that you can write."
-    )

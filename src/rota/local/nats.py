@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rota.local.datadir import write_private
+from rota.infra.data_dir import write_private
 from rota.local.server import PROBE_TIMEOUT_S, LocalServer
 
 USER = "rota"

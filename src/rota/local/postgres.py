@@ -6,8 +6,9 @@ import shutil
 import signal
 from pathlib import Path
 
+from rota.infra.data_dir import write_private
 from rota.local.binaries import Binary
-from rota.local.datadir import DataDir, write_private
+from rota.local.datadir import DataDir
 from rota.local.identity import Identity, RootMode, postgres_identity, readable_bin_dir
 from rota.local.process import ChildProcess
 from rota.local.server import PROBE_TIMEOUT_S, LocalServer
@@ -100,7 +101,7 @@ class PostgresServer(LocalServer):
         finally:
             process.send_signal(signal.SIGKILL)
         if "No space left on device" in process.log_tail():
-            raise DiskFull(f"There is no space for a PostgreSQL cluster at {self.dir}: free some.")
+            raise DiskFull(f"There is no space for a PostgreSQL cluster at {self.dir}: free some space.")
         raise ServerFailed(f"initdb of {self.binary.label} failed: {process.log_tail()}")
 
     def argv(self) -> list[str | Path]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from rota.infra.data_dir import write_private
 from rota.local.binaries import Binary
-from rota.local.datadir import DataDir, write_private
+from rota.local.datadir import DataDir
 from rota.local.server import LocalServer
 
 

@@ -157,7 +157,7 @@ class LocalServer(ABC):
         assert self.process
         log_tail = self.process.log_tail()
         if "No space left on device" in log_tail:
-            return DiskFull(f"{self.binary.label} found no space left at {self.home.path}: free some.")
+            return DiskFull(f"{self.binary.label} found no space left at {self.home.path}: free some space.")
         if "ddress already in use" in log_tail:
             return PortTaken(f"Port {self.port} for {self.binary.label} is in use: stop the process that uses it.")
         last = log_tail.splitlines()[-1] if log_tail else f"exit status {self.process.status}"

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import structlog
 
+from rota.infra.data_dir import unusable_path_error
 from rota.infra.service import Lifecycle, RestartPolicy, Service
 from rota.local import binaries
 from rota.local.binaries import BinarySource
-from rota.local.datadir import SERVERS, DataDir, unusable_path_error
+from rota.local.datadir import SERVERS, DataDir
 from rota.local.identity import RootMode
 from rota.local.nats import NatsServer
 from rota.local.postgres import PostgresServer

@@ -6,6 +6,7 @@
     │   ├── NotFound           no object has that name or id, or it is past its retention
     │   └── TooLarge           more than is accepted in one call
     ├── SetupFailed            this machine or a server cannot run Rota; the sentence says what to do
+    │   ├── ExtraMissing       a package is not installed, because it belongs to an extra of Rota
     │   ├── BinaryMissing      no usable server binary was found
     │   ├── DataDirInUse       another process owns the data directory
     │   ├── DataDirVersion     the data directory belongs to another major version
@@ -87,6 +88,10 @@ class TooLarge(InvalidInput):
 
 class SetupFailed(RotaError):
     code = "setup_failed"
+
+
+class ExtraMissing(SetupFailed):
+    code = "extra_missing"
 
 
 class BinaryMissing(SetupFailed):

@@ -28,7 +28,7 @@ Invariants and what enforces them:
 from rota.queue.bridge import enqueue_on, enqueue_on_sync
 from rota.queue.claims import Claim, ClaimedRange, ClaimRequest, ClaimResult
 from rota.queue.counts import ClaimableLane, CounterMode, QueueCounts
-from rota.queue.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueue
+from rota.queue.dead_letters import DeadLetterFilter, DeadLetterQueue
 from rota.queue.entries import BATCH, CRITICAL, INTERACTIVE, LanePosition, QueueEntry
 from rota.queue.failed import FailedFilter, FailedFrame, FailedFrames
 from rota.queue.maintenance import MaintenanceIntervals, QueueMaintenance
@@ -49,7 +49,6 @@ __all__ = [
     "ClaimableLane",
     "ClaimedRange",
     "CounterMode",
-    "DeadLetter",
     "DeadLetterFilter",
     "DeadLetterQueue",
     "EndResult",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import msgspec
 
+from rota.api.admin import DeadLetter, DeadLetterKind
 from rota.infra import failpoints
 from rota.infra.postgres import Database, Transaction, query
 from rota.model.errors import InvalidInput
@@ -23,25 +23,7 @@ FIND = query(__package__, "dlq_find")
 COUNT = query(__package__, "dlq_count")
 REMOVE = query(__package__, "dlq_remove")
 
-DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
 REMOVE_MAX = 10_000
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """`cause` identifies the failure, such as a token, a message id, or a run and its step."""
-
-    kind: DeadLetterKind
-    reason: str
-    cause: str
-    queue: str | None = None
-    job: UUID | None = None
-    layer: UUID | None = None
-    frame: int | None = None
-    attempt: int | None = None
-    payload: bytes | None = None
-    error: str | None = None
-    id: int = 0
-    created_at: datetime | None = None
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):

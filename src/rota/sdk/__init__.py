@@ -12,7 +12,7 @@ runs the same calls on a background loop. Values are validated against the task'
 | `workflow/` | declaration of workflows, and their runs |
 | `context`, `exceptions` | for the body of a task: its frame, and how it ends |
 | `sync`, `background_loop` | the blocking facade |
-| `transactional` | submission in the caller's own transaction |
+| `own_transaction` | submission in the caller's own transaction |
 """
 
 from rota.client.discovery import database_url

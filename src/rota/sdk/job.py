@@ -34,8 +34,8 @@ from rota.sdk.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry, JobView
-    from rota.engine.queries.logs import Stream
+    from rota.api.jobs import JobHistoryEntry, JobView
+    from rota.api.logs import Stream
     from rota.sdk.app import Rota
     from rota.sdk.sync import SyncJob
 

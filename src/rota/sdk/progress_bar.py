@@ -1,15 +1,16 @@
-"""Progress bar of a job, on standard error if that is a terminal."""
+"""Progress bar of a job, on standard error if that is a terminal and `rota[cli]` is installed."""
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from rota.engine.queries.jobs import JobView
+    from rota.api.jobs import JobView
 
 
 class ProgressBar:
@@ -22,7 +23,7 @@ class ProgressBar:
         return self._progress is not None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and find_spec("rich") is not None:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -19,6 +19,7 @@ from rota.client.resource import SyncMode
 from rota.model.ids import JobId
 from rota.model.job_states import JobState
 from rota.model.jobs.submission import Submission
+from rota.sdk import own_transaction
 from rota.sdk.background_loop import is_shutting_down, run_blocking
 from rota.sdk.job import Job
 from rota.sdk.task import Call, MappableTask, Task
@@ -26,7 +27,7 @@ from rota.sdk.task_options import TaskOptions
 
 if TYPE_CHECKING:
     from rota.api.explanation import JobExplanation
-    from rota.engine.queries.jobs import JobHistoryEntry, JobView
+    from rota.api.jobs import JobHistoryEntry, JobView
     from rota.model.events import Event
     from rota.model.jobs.submission import SubmitResult
     from rota.sdk.app import Rota
@@ -89,9 +90,7 @@ class SyncTask(Generic[P, R]):
     def _send(self, submissions: Sequence[Submission]) -> Sequence[SubmitResult]:
         if self._connection is None or has_backend_override():
             return run_blocking(self._task.send(submissions))
-        from rota.sdk import transactional
-
-        return transactional.submit_sync(self._connection, submissions)
+        return own_transaction.submit_sync(self._connection, submissions)
 
 
 class SyncJob(Generic[R]):

@@ -21,6 +21,7 @@ from rota.model.errors import InvalidInput
 from rota.model.ids import JobId, parse_id
 from rota.model.jobs.submission import Submission
 from rota.model.jobs.work import Work
+from rota.sdk import own_transaction
 from rota.sdk.job import Job, list_result_reader, single_result_reader
 from rota.sdk.payload import Signature, to_msgpack_value
 from rota.sdk.task_options import TaskOptions, build_submission, validate_options
@@ -172,9 +173,7 @@ class Task(Generic[P, R]):
         """Uses the app's transport, or the caller's connection."""
         if self._connection is None or has_backend_override():
             return await self.app.transport.submit(submissions)
-        from rota.sdk import transactional
-
-        return await transactional.submit(self._connection, submissions)
+        return await own_transaction.submit(self._connection, submissions)
 
     def _input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

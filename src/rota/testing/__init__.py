@@ -11,10 +11,13 @@ only the test moves. Workflows run with delays and compensations; `Rehearsal.app
 simulated: quotas, placement, timeouts of frames, the policy, transactions of `task.on`.
 
 The decisions are made by the functions the engine, the workflow executor and the worker use (`simulated_jobs`,
-`simulated_runs`); `in_memory` and `transport` replace the HTTP client.
+`simulated_runs`); `in_memory` and `transport` replace the HTTP client. So it needs `rota[server]`.
 """
 
-from rota.testing.clock import MovableClock
-from rota.testing.in_memory import Rehearsal, inline, manual
+from rota.infra.extras import needs_extra
+
+with needs_extra("server", "rota.testing"):
+    from rota.testing.clock import MovableClock
+    from rota.testing.in_memory import Rehearsal, inline, manual
 
 __all__ = ["MovableClock", "Rehearsal", "inline", "manual"]

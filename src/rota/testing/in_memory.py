@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rota.api.explanation import JobExplanation
+from rota.api.jobs import JobHistoryEntry, JobView
 from rota.client.connections import TasksByName, override_backend
 from rota.client.transport import FrameResult, JobOutcome, LogSource, Transport
-from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.engine.submission.submitter import validate_submissions
 from rota.model.errors import IdempotencyConflict, InvalidInput, NotEnded, NotFound
 from rota.model.ids import ENTROPY_BYTES, JobId, uuid7

@@ -19,9 +19,9 @@ from uuid import UUID
 import msgspec
 
 from rota.api.explanation import Cause, JobExplanation
+from rota.api.jobs import JobHistoryEntry, JobView, Layer
 from rota.client.transport import FrameResult
 from rota.engine.completion.retry_decision import decide_retry
-from rota.engine.queries.jobs import JobHistoryEntry, JobView, Layer
 from rota.engine.resubmission.plan import RETRY_OF
 from rota.model.attempt_codes import AttemptCode
 from rota.model.errors import InvalidInput

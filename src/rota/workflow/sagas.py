@@ -22,10 +22,12 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from rota.api.admin import DeadLetter
+from rota.api.jobs import JobView
 from rota.engine.admission.controller import gate_for
 from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, query_kernel
 from rota.engine.events.sink import DiscardedEvents
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.engine.queries.jobs import JobQueries
 from rota.engine.submission.submitter import Submitter
 from rota.infra import failpoints
 from rota.infra.postgres import Database, Record, Transaction, query
@@ -40,7 +42,7 @@ from rota.model.protocol import FATAL_CODES
 from rota.model.reasons import DeadLetterReason
 from rota.model.workflows import compensation
 from rota.policy.request_builder import group_stored_jobs, input_of_submission
-from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
+from rota.queue.dead_letters import DeadLetterQueue
 from rota.workflow.notifier import RunNotifier
 
 TAKE_INBOX = query(__package__, "saga_take")

@@ -292,7 +292,7 @@ async def test_up_continues_when_its_output_is_closed(rota):
 
 def test_down_waits_for_the_drain_timeout_and_does_not_signal_an_unrelated_process(tmp_path, monkeypatch):
     from rota.cli.local import up
-    from rota.local.datadir import DataDirOwner
+    from rota.infra.data_dir import DataDirOwner
     from rota.model.settings import Settings
 
     other_process = subprocess.Popen(["sleep", "60"])

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from rota.cli.events import stream as events_stream
+from rota.client.endpoint import ApiEndpoint
 from rota.client.events import follow_events
 from rota.client.http import HttpClient
-from rota.local.api_key import ApiEndpoint
 from rota.model.events import Event
 from tests.integration.engine.events.events_support import job
 from tests.integration.server.sse_support import ApiFarm, streams_of

@@ -14,13 +14,14 @@ import asyncpg
 import psycopg
 import pytest
 
+from rota.api.admin import DeadLetter
 from rota.cli.dlq import actions as dlq_actions
 from rota.cli.dlq import commands as dlq_commands
 from rota.cli.queue import commands as queue_commands
 from rota.infra import failpoints
 from rota.infra.lease import Leases
 from rota.model.errors import PostgresUnavailable
-from rota.queue import DeadLetter, FailedFilter, FrameFailure, Queue, storage_report
+from rota.queue import FailedFilter, FrameFailure, Queue, storage_report
 from tests.support.commands import Terminal, rows
 from tests.support.queue import Dispatcher, agreed, entry, sql
 

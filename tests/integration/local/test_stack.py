@@ -16,8 +16,8 @@ import nats
 import pytest
 import redis.asyncio
 
+from rota.infra.data_dir import DataDirOwner, owner_of
 from rota.local import LocalStack
-from rota.local.datadir import DataDirOwner, owner_of
 from rota.local.identity import LAUNCHER
 from rota.model.errors import DataDirInUse, DataDirVersion, DiskFull, LoginRefused, PortTaken, ServerFailed, SetupFailed
 from tests.support.harness.servers import options_for_tests
@@ -332,15 +332,16 @@ def test_full_disk_is_reported_and_nothing_keeps_running(tmp_path, check_first):
         f"""
 import asyncio, sys
 from pathlib import Path
+from rota.infra.data_dir import owner_of
 from rota.local import LocalStack, StackOptions, datadir
 from rota.model.errors import DiskFull
 if not {check_first}:
-    datadir.ROOM_FOR_A_NEW_CLUSTER_MB = 0
+    datadir.FREE_MIN_NEW_CLUSTER_MB = 0
 try:
     asyncio.run(LocalStack(StackOptions(Path(sys.argv[1]) / "d")).start())
 except DiskFull as error:
     print(error.code, error)
-    print(datadir.owner_of(Path(sys.argv[1]) / "d"))
+    print(owner_of(Path(sys.argv[1]) / "d"))
 """,
     )
     code, _, rest = done.stdout.partition(" ")

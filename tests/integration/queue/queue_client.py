@@ -7,12 +7,12 @@ import asyncio
 import os
 from uuid import UUID
 
+from rota.api.admin import DeadLetter
 from rota.infra.failpoints import LostReply
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
 from rota.queue import (
-    DeadLetter,
     DeadLetterFilter,
     FailedFilter,
     FrameFailure,

@@ -113,11 +113,11 @@ import asyncpg
 import psycopg
 import pytest
 
+from rota.api.admin import DeadLetter
 from rota.model.errors import InvalidInput, StaleFence
 from rota.queue import (
     BATCH,
     CRITICAL,
-    DeadLetter,
     DeadLetterFilter,
     FailedFilter,
     FrameFailure,

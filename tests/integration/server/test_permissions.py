@@ -7,12 +7,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from rota.agents.repository import AgentRepository
+from rota.api.admin import DeadLetter
 from rota.model.access import GrantSpec, Role
 from rota.model.agents import AgentSpec
 from rota.model.approvals import ApprovalRequest
 from rota.model.schedules import IntervalSchedule
 from rota.model.workflows.spec import StepSpec, WorkflowSpec
-from rota.queue import DeadLetter
 from rota.server import services
 from rota.server.http.app import litestar_app
 from rota.server.http.permissions import route_table

@@ -5,8 +5,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from rota.api.admin import DeadLetter
 from rota.model.access import Role
-from rota.queue import DeadLetter
 from rota.server import services
 from tests.support.api import Api, a_job, problem
 from tests.support.queue import sql

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import re
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -12,12 +9,12 @@ import uvloop
 
 from rota import NotEnded, Rota
 from rota.client.discovery import endpoint_resolver
+from rota.client.endpoint import ApiEndpoint
 from rota.client.errors import error_from_response, parse_retry_after
 from rota.client.events import follow_events
 from rota.client.http import HttpClient
 from rota.client.log_stream import merge_streams, read_in_order
 from rota.infra.telemetry import logs
-from rota.local.api_key import ApiEndpoint
 from rota.model import errors
 from rota.model.errors import (
     InvalidInput,
@@ -288,34 +285,6 @@ async def test_log_chunks_are_decoded_whole_and_delivered_as_they_arrive():
     await texts.aclose()
     gate.set()
     assert [text async for text in merge_streams([bytes_of(b"slow", gate=gate)])] == ["slow"]
-
-
-def test_importing_rota_loads_neither_the_client_nor_the_engine():
-    code = "import sys, rota; rota.Rota().task(len); print({name.partition('.')[0] for name in sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
-    assert not {"httpx", "httptools", "asyncpg", "litestar", "redis", "nats", "grpc", "rich"} & set(
-        re.findall(r"\w+", loaded)
-    )
-
-
-def test_calls_need_no_httpx():
-    code = """
-import asyncio, sys
-from rota.client.http import HttpClient
-from rota.local.api_key import ApiEndpoint
-from rota.model.errors import Unavailable
-
-async def call():
-    client = HttpClient(lambda: ApiEndpoint("http://127.0.0.1:1", "k"), retry_budget_s=0)
-    try:
-        await client.call("GET", "/jobs", int, idempotent=True)
-    except Unavailable:
-        print("unavailable", "httpx" in sys.modules)
-
-asyncio.run(call())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout == "unavailable False\n"
 
 
 def test_client_works_on_uvloop():

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from rota.client import coalescer
+from rota.client.endpoint import ApiEndpoint
 from rota.client.http import HttpClient
 from rota.client.jobs import HttpTransport
 from rota.infra.telemetry import tracing
-from rota.local.api_key import ApiEndpoint
 from rota.model import errors
 from rota.model.jobs.submission import LayerSpec, Submission
 from rota.testing import MovableClock

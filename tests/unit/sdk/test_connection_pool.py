@@ -19,8 +19,9 @@ from rota.client.connection import (
     RequestError,
 )
 from rota.client.connection_pool import ConnectionPool, PoolLimits
+from rota.client.connector import Connector
+from rota.client.endpoint import ApiEndpoint
 from rota.client.endpoint_client import EndpointClient
-from rota.local.api_key import ApiEndpoint
 from rota.model.errors import InvalidSetting
 from tests.support.answers import answer, answering
 from tests.support.harness.effort import effort
@@ -75,7 +76,7 @@ def answers_with(*responses, close=False):
 
 @asynccontextmanager
 async def pool_to(port, **limits):
-    pool = ConnectionPool(f"http://127.0.0.1:{port}", PoolLimits(**(LIMITS | limits)))
+    pool = ConnectionPool(Connector(f"http://127.0.0.1:{port}"), PoolLimits(**(LIMITS | limits)))
     try:
         yield pool
     finally:
@@ -446,7 +447,7 @@ async def test_server_that_does_not_accept_raises_in_time():
 
     async with serving(silent) as server:
         limits = PoolLimits(**(LIMITS | {"connect_timeout_s": SHORT_S}))
-        pool = ConnectionPool(f"https://127.0.0.1:{server.port}", limits)
+        pool = ConnectionPool(Connector(f"https://127.0.0.1:{server.port}"), limits)
         with pytest.raises(ConnectTimeout):
             await get(pool)
         assert pool._taken == 0
@@ -480,11 +481,11 @@ async def test_tls_connection_is_kept_and_its_certificate_checked(certificate, m
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
     async with answering(answer(body=5), ssl=tls) as server:
-        strict = ConnectionPool(server.url, PoolLimits(**LIMITS))
+        strict = ConnectionPool(Connector(server.url), PoolLimits(**LIMITS))
         with pytest.raises(ConnectError, match="certificate verify failed"):
             await get(strict)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-        trusting = ConnectionPool(server.url, PoolLimits(**LIMITS))
+        trusting = ConnectionPool(Connector(server.url), PoolLimits(**LIMITS))
         for _ in range(3):
             assert (await get(trusting)).status == 200
         assert len(trusting._all) == 1
@@ -566,54 +567,3 @@ async def test_invalid_url_is_refused(url):
 async def test_host_header_names_the_host_and_a_port_that_is_not_the_default(url, host):
     async with client_to(url) as client:
         assert f"host: {host}\r\n".encode() in client._fixed_head
-
-
-@pytest.fixture
-def no_proxies(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
-async def test_request_goes_through_the_proxy_of_the_environment(monkeypatch, no_proxies):
-    async with answering(answer(201, 5), answer(503, b"busy")) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        async with client_to("http://rota.test:8080") as client:
-            found = await call(client, "POST", "/jobs", content=b"\x05", trace={"traceparent": "00-1-2-01"})
-            assert (found.status, found.content, found.is_success) == (201, b"\x05", True)
-            assert (await call(client)).status == 503
-    assert [request.path for request in proxy.requests] == [
-        "http://rota.test:8080/api/v1/jobs",
-        "http://rota.test:8080/api/v1/jobs",
-    ]
-    assert proxy.requests[0].headers["authorization"] == f"Bearer {KEY}"
-    assert proxy.requests[0].headers["traceparent"] == "00-1-2-01"
-
-
-async def test_proxy_that_does_not_answer_raises_as_a_server_would(monkeypatch, no_proxies):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{port}")
-    async with client_to("http://rota.test:8080") as client:
-        with pytest.raises(ConnectError):
-            await call(client)
-
-
-@pytest.mark.parametrize(
-    ("url", "environment", "by_proxy"),
-    [
-        ("http://rota.test", {}, False),
-        ("http://rota.test", {"HTTP_PROXY": "http://p:1"}, True),
-        ("https://rota.test", {"HTTP_PROXY": "http://p:1"}, False),
-        ("https://rota.test", {"https_proxy": "http://p:1"}, True),
-        ("http://rota.test", {"ALL_PROXY": "http://p:1", "NO_PROXY": "rota.test"}, False),
-        ("http://a.rota.test", {"ALL_PROXY": "http://p:1", "NO_PROXY": ".rota.test"}, False),
-        ("http://127.0.0.1:8080", {"ALL_PROXY": "http://p:1"}, False),
-        ("http://localhost:8080", {"HTTP_PROXY": "http://p:1"}, False),
-    ],
-)
-async def test_proxy_is_used_only_for_hosts_that_need_it(monkeypatch, no_proxies, url, environment, by_proxy):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    async with client_to(url) as client:
-        assert (client._pool is None) is by_proxy

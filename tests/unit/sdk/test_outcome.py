@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
+from rota.api.jobs import JobView
 from rota.client.jobs import FrameResultPage, HttpTransport, OutcomeReply
-from rota.engine.queries.jobs import JobView
 from rota.model.errors import NotFound, RotaError, Unavailable
 from rota.model.job_states import JobState
 

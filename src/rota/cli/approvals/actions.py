@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from rota.api.jobs import JobView
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.tables import CliPage, Table
 from rota.cli.db import commands as db_commands
@@ -16,7 +17,7 @@ from rota.cli.jobs.view import decode_value, job_page, json_text
 from rota.cli.quota.actions import current_actor, print_page
 from rota.engine.admission.approvals import Approver, VoteResult
 from rota.engine.admission.controller import AdmissionController
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.engine.queries.jobs import JobQueries
 from rota.infra.postgres import Database, check_current
 from rota.infra.telemetry.redaction import redact
 from rota.model.approvals import Approval, ApprovalState, Voter, approval_view

@@ -143,10 +143,10 @@ def print_error(error: RotaError) -> int:
 
 def print_unexpected_error(error: Exception) -> int:
     """Print a bug as one sentence; debug logs hold the traceback."""
-    import asyncpg
     import structlog
 
-    if isinstance(error, asyncpg.PostgresError):
+    asyncpg = sys.modules.get("asyncpg")  # without the extra that has it, no such error can occur
+    if asyncpg is not None and isinstance(error, asyncpg.PostgresError):
         sentence = f"PostgreSQL refused: {error}: check the user's privileges and that this is Rota's database."
         return print_error(SetupFailed(sentence))
     if structlog.is_configured():  # without settings, structlog's default would print the traceback

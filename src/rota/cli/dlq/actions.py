@@ -20,6 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from rota.accounting.resources import unknown_name_error
+from rota.api.admin import DeadLetterKind
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import find_job, parse_full_id
 from rota.cli.core.tables import CliPage
@@ -34,7 +35,7 @@ from rota.model.errors import InvalidInput
 from rota.model.settings import Settings
 from rota.model.units import parse_duration
 from rota.queue import DeadLetterFilter, FailedFilter, Queue, storage_report
-from rota.queue.dead_letters import REMOVE_MAX, DeadLetterKind
+from rota.queue.dead_letters import REMOVE_MAX
 from rota.queue.entries import check_count, check_queue_name
 
 AGE_MAX_S: Final = 100 * 366 * 86_400.0

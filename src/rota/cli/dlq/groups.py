@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rota.api.admin import DeadLetter
 from rota.cli.local.up import with_local_store
 from rota.cli.quota.actions import current_actor
 from rota.infra.postgres import Transaction
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.jobs.submission import ResubmitResult
 from rota.model.settings import Settings
-from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, FailedFrame, Queue
+from rota.queue import DeadLetterFilter, FailedFilter, FailedFrame, Queue
 from rota.runtime import build_resubmitter
 
 

@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
+from rota.api.admin import DeadLetter
 from rota.cli.core.tables import CliPage, Table
 from rota.cli.dlq.groups import DlqActionResult
 from rota.model.jobs.submission import ResubmitResult
-from rota.queue import DeadLetter, FailedFrame
+from rota.queue import FailedFrame
 
 DlqEntry = DeadLetter | FailedFrame
 

@@ -15,9 +15,9 @@ import msgspec
 
 from rota.cli.core import output
 from rota.cli.core.output_format import OutputFormat
+from rota.client.endpoint import find_endpoint
 from rota.client.events import follow_events
 from rota.client.http import HttpClient
-from rota.local.api_key import find_endpoint
 from rota.model.errors import Unavailable
 from rota.model.events import RESET_KIND, Event
 from rota.model.settings import Settings

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from rota.accounting.resources import unknown_name_error
+from rota.api.jobs import Layer
 from rota.cli.core import output
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import find_job, find_job_unambiguous
@@ -31,7 +32,7 @@ from rota.cli.jobs.watch import JobProgressDisplay
 from rota.cli.local.up import read_up_info, with_local_store
 from rota.cli.quota.actions import current_actor, print_page
 from rota.engine.completion.canceller import request_cancellation
-from rota.engine.queries.jobs import FrameEnd, JobFilter, JobQueries, Layer
+from rota.engine.queries.jobs import FrameEnd, JobFilter, JobQueries
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, check_current, query

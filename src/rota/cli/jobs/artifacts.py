@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rota.api.jobs import JobView, Layer
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import find_job
 from rota.cli.core.tables import CliPage, Table
@@ -23,7 +24,7 @@ from rota.cli.jobs.actions import open_jobs
 from rota.cli.local.up import with_local_store
 from rota.cli.quota.actions import print_page
 from rota.engine.engine import store_target
-from rota.engine.queries.jobs import FrameArtifact, JobQueries, JobView, Layer
+from rota.engine.queries.jobs import FrameArtifact, JobQueries
 from rota.infra.blob_store import BlobPointer, BlobStore
 from rota.model.artifacts import check_artifact_name
 from rota.model.errors import InvalidInput, SetupFailed

@@ -9,13 +9,14 @@ from typing import Final
 import msgspec
 
 from rota.api.explanation import Cause, Holder, JobExplanation, WaitingLayerView
+from rota.api.jobs import JobView
 from rota.api.run_explanation import RunExplanation
 from rota.cli.core.resolve_ids import find_job, find_run
 from rota.cli.core.tables import CliPage
 from rota.cli.dlq.view import pluralize
 from rota.cli.jobs.view import resources_text
 from rota.engine.explain.explainer import Explainer
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.engine.queries.jobs import JobQueries
 from rota.infra.postgres import Database
 from rota.model.ids import RunId
 from rota.model.units import Centicores, format_cores, humanize_duration

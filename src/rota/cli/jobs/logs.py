@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rota.api.logs import STREAMS, Stream
 from rota.cli.core import output
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import find_job
@@ -21,7 +22,7 @@ from rota.cli.dlq.view import pluralize
 from rota.cli.jobs.actions import open_jobs
 from rota.engine.queries.jobs import JobQueries
 from rota.engine.queries.log_cursor import FrameLogStream, LogCursor
-from rota.engine.queries.logs import READ_MAX, STREAMS, LogReader, LogSegment, Stream
+from rota.engine.queries.logs import READ_MAX, LogReader, LogSegment
 from rota.model.ids import JobId
 from rota.model.settings import Settings
 

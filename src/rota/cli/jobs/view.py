@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
+from rota.api.jobs import JobPage as JobsPage
+from rota.api.jobs import JobView, Layer, PolicyDecisionView
 from rota.cli.core import output
 from rota.cli.core.tables import CliPage, Table, cores_text
 from rota.cli.dlq.view import pluralize
-from rota.engine.queries.jobs import FrameEnd, JobView, Layer, PolicyDecisionView
-from rota.engine.queries.jobs import JobPage as JobsPage
+from rota.engine.queries.jobs import FrameEnd
 from rota.model.job_states import FrameState, JobState
 from rota.model.jobs.frame_ranges import format_frames
 from rota.model.jobs.submission import PRIORITIES, ResubmitResult, SubmitResult

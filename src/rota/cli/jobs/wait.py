@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from rota.api.jobs import JobView, Layer
 from rota.cli.core import output
 from rota.cli.core.exit_codes import exit_code_of_job
 from rota.cli.core.output_format import OutputFormat
@@ -19,7 +20,7 @@ from rota.cli.jobs.watch import JobProgressDisplay
 from rota.cli.local.up import with_local_store
 from rota.cli.quota.actions import print_page
 from rota.engine.engine import store_target
-from rota.engine.queries.jobs import FrameEnd, JobQueries, JobView, Layer
+from rota.engine.queries.jobs import FrameEnd, JobQueries
 from rota.infra.blob_store import BlobStore
 from rota.model.errors import BlobMissing, InvalidInput, NotEnded, SetupFailed
 from rota.model.ids import JobId

@@ -11,8 +11,8 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from rota.api.jobs import JobView, Layer
 from rota.cli.core import output
-from rota.engine.queries.jobs import JobView, Layer
 from rota.model.job_states import FrameState, JobState
 from rota.model.units import humanize_duration
 

@@ -12,9 +12,9 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from rota.client import endpoint
 from rota.infra import failpoints
 from rota.infra.postgres import Database
-from rota.local import api_key
 from rota.model.access import GrantSpec, Role
 from rota.model.api_key_format import ENTROPY_BYTES, PlainKey, new_key
 from rota.model.errors import Unauthenticated
@@ -24,12 +24,12 @@ ACTOR: Final = "rota up"
 
 
 async def ensure_key(database: Database, folder: Path) -> None:
-    stored = api_key.read_key(folder)
+    stored = endpoint.read_key(folder)
     if stored is not None and await _is_accepted(database, stored):
-        (folder / api_key.KEY_FILE).chmod(0o600)
+        (folder / endpoint.KEY_FILE).chmod(0o600)
         return
     created = new_key(secrets.token_bytes(ENTROPY_BYTES))
-    api_key.write_key(folder, created)
+    endpoint.write_key(folder, created)
     failpoints.hit("access.after_file_before_row")
     await _register(database, created)
 

@@ -23,8 +23,8 @@ from uuid import UUID
 import msgspec
 
 from rota.cli.core import output
+from rota.infra.data_dir import unusable_path_error
 from rota.infra.service import Lifecycle, Service
-from rota.local.datadir import unusable_path_error
 from rota.local.identity import LAUNCHER
 from rota.local.process import NEEDS_GUARD, ChildProcess
 from rota.model.errors import SetupFailed, Unavailable

@@ -26,11 +26,13 @@ from rota.cli.core import output
 from rota.cli.local import api_key as local_key
 from rota.cli.local.embedded_worker import EmbeddedWorker, EmbeddedWorkerOptions
 from rota.cli.local.idle_notice import IdleNotice
+from rota.client import endpoint
 from rota.infra.clock import SystemClock
+from rota.infra.data_dir import UP_FILE, DataDirOwner, owner_of, resolve_data_dir, unusable_path_error, write_private
 from rota.infra.postgres import Database, migrate, query
 from rota.infra.service import Lifecycle, Service
-from rota.local import BinarySource, LocalStack, StackOptions, api_key
-from rota.local.datadir import SERVERS, DataDirOwner, owner_of, resolve_data_dir, unusable_path_error, write_private
+from rota.local import BinarySource, LocalStack, StackOptions
+from rota.local.datadir import SERVERS
 from rota.local.identity import RootMode
 from rota.model.errors import DataDirInUse, ServerFailed
 from rota.model.settings import Settings
@@ -182,7 +184,7 @@ def _announcement_service(
     settings: Settings, stack: LocalStack, replica: runtime.Replica, worker: EmbeddedWorker | None, began: float
 ) -> Service:
     async def body(life: Lifecycle) -> None:
-        path = data_dir(settings) / "up.json"
+        path = data_dir(settings) / UP_FILE
         up = UpInfo(os.getpid(), replica.listen_url, replica.urls)
         if worker is not None:
             up.worker, up.app, up.folder = worker.name, worker.app, str(Path.cwd())
@@ -202,7 +204,7 @@ def _print_banner(stack: LocalStack, replica: runtime.Replica, worker: EmbeddedW
     for server in stack.servers.values():
         output.print_text(f"  {server.binary.label:<18} 127.0.0.1:{server.port}  ({server.binary.origin})")
     output.print_text(
-        f"  {'API':<18} {replica.listen_url}/api/v1  (key in {stack.options.data_dir / api_key.KEY_FILE})"
+        f"  {'API':<18} {replica.listen_url}/api/v1  (key in {stack.options.data_dir / endpoint.KEY_FILE})"
     )
     output.print_text(f"  {'health, metrics':<18} {replica.listen_url}")
     if worker is not None and (registered := worker.registered_worker()) is not None:
@@ -322,7 +324,7 @@ async def _check_server(settings: Settings, name: str, url: str, *, with_secrets
 
 def _read_up_file(folder: Path) -> UpInfo | None:
     try:
-        return msgspec.json.decode((folder / "up.json").read_bytes(), type=UpInfo)
+        return msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpInfo)
     except (OSError, msgspec.DecodeError, UnicodeError):
         return None
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rota.cli.core.options import load_settings
+from rota.infra.extras import needs_extra
 
 
 def worker(
@@ -48,7 +49,8 @@ def worker(
     The first signal lets frames finish, the second returns them to the queue immediately. Frames need NATS only: at
     nats.url, or that of the `rota up` in this directory. Agents also need PostgreSQL and Redis.
     """
-    from rota.cli.worker import process
+    with needs_extra("worker", "`rota worker`"):
+        from rota.cli.worker import process
 
     args = process.WorkerArgs(
         app=app,

@@ -34,6 +34,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from rota.api.admin import DeadLetter
 from rota.engine.admission import audit
 from rota.engine.admission.approval_requests import ApprovalRequests
 from rota.engine.admission.decision import (
@@ -64,7 +65,7 @@ from rota.model.policy.decision import Kernel, PolicyDecision, PolicyEffect
 from rota.model.reasons import Reason
 from rota.policy.decision_store import encode_decision
 from rota.policy.request_builder import PolicyInput, group_stored_jobs
-from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
+from rota.queue.dead_letters import DeadLetterQueue
 
 MARK_DENIED = query(__package__, "gatekeeper_deny")
 PENDING = query(__package__, "gatekeeper_pending")

@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from rota.api.jobs import PolicyDecisionView
+from rota.api.policy import SIMULATED_HOURS_DEFAULT, SIMULATED_JOBS_DEFAULT
 from rota.engine.admission.controller import FAIL_OPEN_DECISION, UNAVAILABLE
 from rota.engine.admission.decision import (
     ALLOWED,
@@ -22,7 +24,7 @@ from rota.engine.admission.decision import (
     admission_decision_from,
 )
 from rota.engine.admission.policy_call import KERNEL_TIMEOUT_S, policy_input_from_row
-from rota.engine.queries.jobs import PolicyDecisionView, policy_decision_view
+from rota.engine.queries.jobs import policy_decision_view
 from rota.infra.postgres import Database, Record, query
 from rota.model.errors import InvalidInput, NotFound, Unavailable
 from rota.model.ids import JobId
@@ -39,9 +41,7 @@ from rota.policy.snapshots import PolicySnapshots
 POLICY_INPUTS = query(__package__, "policy_seen")
 JOBS_SINCE = query(__package__, "policy_since")
 
-DEFAULT_HOURS: Final = 24.0
 HOURS_MAX: Final = 24.0 * 31
-DEFAULT_JOBS: Final = 10_000
 JOBS_MAX: Final = 100_000
 PAGE_SIZE: Final = 500
 NO_POLICY: Final = "no policy"
@@ -110,7 +110,11 @@ class PolicyQueries:
         )
 
     async def simulate(
-        self, text: str, hours: float = DEFAULT_HOURS, most: int = DEFAULT_JOBS, source: str = "policy"
+        self,
+        text: str,
+        hours: float = SIMULATED_HOURS_DEFAULT,
+        most: int = SIMULATED_JOBS_DEFAULT,
+        source: str = "policy",
     ) -> PolicySimulation:
         """Raises InvalidInput if the text is not a valid policy."""
         if not 0 < hours <= HOURS_MAX or not 1 <= most <= JOBS_MAX:

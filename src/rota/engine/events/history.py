@@ -25,8 +25,9 @@ import asyncpg
 import msgspec
 import structlog
 
+from rota.api.jobs import JobHistoryEntry
 from rota.engine.events.subscriptions import EventStream, SlowConsumer
-from rota.engine.queries.jobs import JobHistoryEntry, job_history_entry
+from rota.engine.queries.jobs import job_history_entry
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
 from rota.model.errors import NotFound, Unavailable

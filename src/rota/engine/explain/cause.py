@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from rota.api.explanation import BlockingJob, Cause, Holder, LimitAmounts, Refuser
-from rota.engine.queries.jobs import Layer
+from rota.api.jobs import Layer
 from rota.model.reasons import Reason, Tier
 from rota.placement import PlacementExplanation
 

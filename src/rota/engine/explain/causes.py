@@ -8,11 +8,11 @@ from typing import Final
 
 from rota.accounting.ledger import DeclineReason
 from rota.api.explanation import BlockingJob, Cause, Holder, LimitAmounts, QueuePosition, Refuser, RefuserKind
+from rota.api.jobs import JobView, Layer
 from rota.engine.dispatch.pending_queues import PendingPosition
 from rota.engine.explain.cause import cause
 from rota.engine.explain.placement_and_quota import PoolQuotaRefusal, RefusalUsage
 from rota.engine.explain.policy_causes import approval_pending_cause, policy_pending_cause
-from rota.engine.queries.jobs import JobView, Layer
 from rota.infra.postgres import Record
 from rota.model.approvals import Approval
 from rota.model.job_states import JobState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rota.api.explanation import FrameFailureView, JobExplanation
+from rota.api.jobs import JobView, Layer
 from rota.engine.explain.policy_causes import denial_text
-from rota.engine.queries.jobs import JobView, Layer
 from rota.infra.postgres import Database, query
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason

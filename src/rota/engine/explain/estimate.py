@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rota.api.explanation import Cause, StartEstimate, WaitingLayerView
-from rota.engine.queries.jobs import JobView, Layer
+from rota.api.jobs import JobView, Layer
 from rota.model.job_states import JobState
 from rota.model.reasons import Reason, Tier
 from rota.model.units import humanize_duration

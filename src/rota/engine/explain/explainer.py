@@ -27,6 +27,7 @@ from rota.accounting.ledger import DeclineReason
 from rota.accounting.limits_snapshot import LimitsSnapshot, QuotaTarget, read_limits_snapshot, read_recorded_usage
 from rota.accounting.service import AccountingService
 from rota.api.explanation import LAYERS_MAX, Cause, JobExplanation, QueuePosition, WaitingLayerView
+from rota.api.jobs import JobView, Layer
 from rota.engine.dispatch.pending_queues import BATCH_FRAMES_MAX, PendingPosition, PendingQueues, QueueKey
 from rota.engine.dispatch.pending_reader import CLASSES, PendingReader, queue_key_from_row
 from rota.engine.explain import causes
@@ -34,7 +35,7 @@ from rota.engine.explain.ended_jobs import explain_ended_job
 from rota.engine.explain.estimate import RecentThroughput, estimate_start
 from rota.engine.explain.placement_and_quota import DispatchForecast, PoolQuotaRefusal, QuotaUsage, forecast_dispatch
 from rota.engine.explain.queries import ExplainQueries
-from rota.engine.queries.jobs import JobQueries, JobView, Layer
+from rota.engine.queries.jobs import JobQueries
 from rota.engine.queries.workers import load_registry
 from rota.infra.clock import SystemClock
 from rota.infra.nats import Bus

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from rota.api.explanation import Cause, Refuser
+from rota.api.jobs import JobView, PolicyDecisionView
 from rota.engine.explain.cause import cause
-from rota.engine.queries.jobs import JobView, PolicyDecisionView
 from rota.model.approvals import Approval
 from rota.model.job_states import JobState
 from rota.model.policy.decision import PolicyEffect

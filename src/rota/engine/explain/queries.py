@@ -7,8 +7,8 @@ from typing import Final, Literal
 from uuid import UUID
 
 from rota.api.explanation import HOLDERS_MAX, RUNNING_MAX, BlockingJob, Holder, RunningFramesView
+from rota.api.jobs import JobView, Layer
 from rota.engine.explain.estimate import RecentThroughput
-from rota.engine.queries.jobs import JobView, Layer
 from rota.engine.recovery.reconciler import LEASE
 from rota.infra.postgres import Database, Query, Record, query
 from rota.model.approvals import Approval

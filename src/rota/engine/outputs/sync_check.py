@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import structlog
 
+from rota.api.admin import DeadLetter
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.infra.blob_store import BlobPointer
@@ -48,7 +49,6 @@ from rota.model.policy.outputs import (
 from rota.model.protocol import AttemptResult
 from rota.model.reasons import Reason
 from rota.policy.output.evaluate import CompiledOutputPolicy, deadline_after
-from rota.queue.dead_letters import DeadLetter
 
 if TYPE_CHECKING:
     from rota.engine.completion.finisher import EndedAttempt

@@ -1,24 +1,25 @@
-"""Read models of jobs: one job with its layers, a page of many, and the ends of frames."""
+"""Reads jobs: one with its layers, a page of many, the ends of frames, their artifacts."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from rota.api.jobs import JobHistoryEntry, JobPage, JobSummary, JobView, Layer, PolicyDecisionView
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.artifacts import parse_artifact
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import JobId, LayerId, ShowId
 from rota.model.job_states import TERMINAL_STATES, FrameState, JobState
 from rota.model.jobs.frame_ranges import FrameSet
-from rota.model.jobs.submission import SubmissionDetails, decode_details
-from rota.model.jobs.work import Work, WorkView, work_view
-from rota.model.policy.decision import PolicyDecision, PolicyEffect, Remediation
+from rota.model.jobs.submission import decode_details
+from rota.model.jobs.work import Work, work_view
+from rota.model.policy.decision import PolicyDecision
 
 GET = query(__package__, "jobs_get")
 LIST = query(__package__, "jobs_list")
@@ -33,87 +34,6 @@ PAGE_MAX: Final = 1_000
 FIRST_SCAN_JOBS, SCAN_JOBS_MAX = 1_000, 20_000
 """Jobs scanned for a page of a filtered list: by the first statement, and by each further one."""
 SCANS_MAX: Final = 4
-
-
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    id: LayerId
-    number: int
-    name: str
-    queue: str
-    work: WorkView
-    input: bytes | None = None
-    input_at: str | None = None
-    frames: FrameSet
-    counts: dict[FrameState, int]
-    """Frames that WAIT, are booked on a worker (DISPATCHED), or have ended; states without frames are left out."""
-    took_ms: int = 0
-
-
-class JobHistoryEntry(msgspec.Struct, frozen=True):
-    """When a job entered a state, and why."""
-
-    state: JobState
-    at: datetime
-    reason: str | None = None
-
-
-class PolicyDecisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy decision about a job."""
-
-    says: PolicyEffect
-    rule: str
-    """Empty: no rule matched, the default decided."""
-    snapshot: str
-    """Empty: the policy was unavailable (fail-open)."""
-    reason: str
-    constraints: dict[str, Any] = {}
-    remediations: tuple[Remediation, ...] = ()
-
-
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    id: JobId
-    show: str
-    folder: str
-    dept: str
-    name: str
-    topic: str
-    priority: int
-    state: JobState
-    reason: str | None
-    labels: dict[str, str]
-    details: SubmissionDetails
-    workflow_id: str | None
-    submitted_at: datetime
-    deadline_at: datetime | None
-    wait_until: datetime | None
-    run_at: datetime | None
-    finished_at: datetime | None
-    history: list[JobHistoryEntry]
-    layers: list[Layer]
-    policy: PolicyDecisionView | None = None
-    """The latest policy decision; None: the policy was not consulted."""
-
-    def frame_number(self, layer: LayerId, place: int) -> int:
-        """The frame number, as submitted, of the frame with queue number `place` in a layer."""
-        return next(each.frames.number(place) for each in self.layers if each.id == layer)
-
-
-class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in a list."""
-
-    id: JobId
-    show: str
-    name: str
-    topic: str
-    priority: int
-    state: JobState
-    reason: str | None
-    labels: dict[str, str] = {}
-    submitted_at: datetime
-    finished_at: datetime | None
-    frames: int
-    succeeded: int
-    ended: int
 
 
 class FrameEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,12 +85,6 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     def arguments(self) -> tuple[str | None, ...]:
         key, value = self.label or (None, None)
         return self.state, self.topic, self.reason, key, value
-
-
-class JobPage(msgspec.Struct, frozen=True):
-    items: list[JobSummary]
-    next: JobId | None = None
-    """Cursor of the next page: pass it as `after`. None: this was the last."""
 
 
 FrameEnds = list[FrameEnd]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rota.engine.queries.logs import READ_MAX, LogReader, LogSegment, Stream
+from rota.api.logs import Stream
+from rota.engine.queries.logs import READ_MAX, LogReader, LogSegment
 from rota.model.ids import JobId
 
 

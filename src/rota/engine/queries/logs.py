@@ -17,13 +17,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 from uuid import UUID
 
 import msgspec
 import structlog
 
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.api.jobs import JobView
+from rota.api.logs import STREAMS, Stream
+from rota.engine.queries.jobs import JobQueries
 from rota.infra.clock import Clock, SystemClock
 from rota.infra.nats import Bus, CoreMessage
 from rota.infra.postgres import Database, Record, query
@@ -41,8 +43,6 @@ ADD = query(__package__, "logs_add")
 READ = query(__package__, "logs_read")
 
 log = structlog.get_logger(__name__)
-Stream = Literal["stdout", "stderr", "log"]
-STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "log")
 
 RECEIVE_QUEUE_MAX: Final = 1024
 BUFFER_BYTES: Final = 32 * 1024 * 1024

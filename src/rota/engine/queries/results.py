@@ -11,41 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from rota.engine.queries.jobs import FrameEnd, JobQueries, JobView, Layer
+from rota.api.job_results import FrameResult, FrameResultPage
+from rota.api.jobs import JobView, Layer
+from rota.engine.queries.jobs import FrameEnd, JobQueries
 from rota.infra.blob_store import BlobStore
 from rota.model.errors import BlobMissing, InvalidInput, SetupFailed
-from rota.model.job_states import FrameState
 from rota.model.policy.outputs import read_refusal
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 _FRAME_LAST: Final = 2**31
-
-
-class FrameResult(msgspec.Struct, frozen=True, kw_only=True):
-    layer: str
-    number: int
-    """Number of its layer in the job."""
-    place: int
-    """Index of the frame in its layer, from 0."""
-    frame: int
-    """Frame number, as submitted."""
-    attempt: int
-    state: FrameState
-    value: Any = None
-    raw: bytes | None = None
-    """The return value as msgpack, where it cannot be encoded as JSON."""
-    code: str | None = None
-    error: str | None = None
-    problem: str | None = None
-    """Why the value is missing."""
-    output: str | None = None
-    """held, quarantined: the policy withholds it; redacted: it was changed."""
-    took_ms: int = 0
-
-
-class FrameResultPage(msgspec.Struct, frozen=True):
-    items: list[FrameResult]
-    next: str | None = None
 
 
 class FrameResultReader:

@@ -12,6 +12,7 @@ import asyncio
 
 import structlog
 
+from rota.api.admin import DeadLetter
 from rota.engine.events.sink import EventSink
 from rota.infra.nats import Bus, Delivery, MaxDeliveriesAdvisory
 from rota.infra.service import Lifecycle
@@ -20,7 +21,7 @@ from rota.model.backoff import Backoff
 from rota.model.error_reactions import Reaction, reaction_to
 from rota.model.errors import RotaError, Unavailable
 from rota.model.reasons import DeadLetterReason
-from rota.queue.dead_letters import DeadLetter, DeadLetterQueue
+from rota.queue.dead_letters import DeadLetterQueue
 
 log = structlog.get_logger(__name__)
 UNREADABLE = DeadLetterReason.UNREADABLE_MESSAGE.value

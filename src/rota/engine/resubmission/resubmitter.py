@@ -19,6 +19,7 @@ from uuid import UUID
 
 import msgspec
 
+from rota.api.admin import DeadLetter
 from rota.engine.resubmission.plan import FramesByLayer, ItemsByLayer, resubmission_plan
 from rota.engine.resubmission.remediation import apply_remediation, select_remediation
 from rota.engine.submission.submitter import Submitter
@@ -31,7 +32,7 @@ from rota.model.jobs.frame_ranges import FRAMES_MAX
 from rota.model.jobs.submission import ResubmitResult, decode_details, encode_details
 from rota.model.policy.decision import Remediation
 from rota.policy.decision_store import DecisionStore
-from rota.queue import DeadLetter, DeadLetterFilter, FailedFilter, Queue
+from rota.queue import DeadLetterFilter, FailedFilter, Queue
 from rota.queue.dead_letters import FIND, REMOVE_MAX
 
 JOBS = query(__package__, "reopen_jobs")

@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from rota.api.admin import DeadLetter
 from rota.engine.completion.report_consumer import INVALID_MESSAGES
 from rota.engine.submission.submitter import Submitter, validate_submissions
 from rota.infra import failpoints
@@ -24,7 +25,7 @@ from rota.model.jobs.validation import ValidatedSubmission
 from rota.model.protocol import SUBMIT_SUBJECT
 from rota.model.reasons import DeadLetterReason
 from rota.model.settings.servers import NatsSettings
-from rota.queue import DeadLetter, DeadLetterQueue
+from rota.queue import DeadLetterQueue
 
 SUBMIT_CONSUMER_SPEC: Final = ConsumerSpec(
     stream="SYS", durable="engine-submit", filter=SUBMIT_SUBJECT, ack_wait_s=3.0, max_deliver=100

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from rota.api.explanation import JobExplanation
+from rota.api.jobs import JobView
 from rota.engine.admission.decision import (
     ALLOWED,
     DEFERRED,
@@ -25,7 +26,7 @@ from rota.engine.admission.decision import (
 )
 from rota.engine.explain.ended_jobs import explain_ended_job
 from rota.engine.explain.explainer import Explainer
-from rota.engine.queries.jobs import JobQueries, JobView
+from rota.engine.queries.jobs import JobQueries
 from rota.engine.submission.statements import SubmissionBatch, new_job_ids
 from rota.engine.submission.submitter import validate_submissions
 from rota.infra.clock import Clock, SystemClock

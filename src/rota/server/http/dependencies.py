@@ -8,6 +8,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from rota.accounting.service import AccountingService
+from rota.api.jobs import JobHistoryEntry
 from rota.engine.admission.approvals import Approver
 from rota.engine.completion.canceller import JobCanceller
 from rota.engine.events.history import HistoryWatcher
@@ -15,7 +16,7 @@ from rota.engine.events.publisher import EventPublisher
 from rota.engine.events.subscriptions import EventStream
 from rota.engine.explain.explainer import Explainer
 from rota.engine.outputs.review import OutputReview
-from rota.engine.queries.jobs import JobHistoryEntry, JobQueries
+from rota.engine.queries.jobs import JobQueries
 from rota.engine.queries.logs import LogReader
 from rota.engine.queries.results import FrameResultReader
 from rota.engine.queries.wait_for_end import EndWaiter

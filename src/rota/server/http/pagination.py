@@ -1,12 +1,13 @@
-"""Pages of lists: `{"items": [...], "next": cursor}`. Get the next page with `?after=cursor`; null marks the last."""
+"""Cuts lists into pages. Get the next page with `?after=cursor`; null marks the last."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Final, TypeVar
 
-import msgspec
 from litestar.params import QueryParameter
+
+from rota.api.pages import Page
 
 T = TypeVar("T")
 
@@ -14,11 +15,6 @@ LIMIT_DEFAULT: Final = 50
 LIMIT_MAX: Final = 1000
 
 Limit = Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="Maximum number of items per page.")]
-
-
-class Page(msgspec.Struct, Generic[T], frozen=True):
-    items: list[T]
-    next: str | None = None
 
 
 def paginate(items: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:

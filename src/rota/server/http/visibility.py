@@ -10,7 +10,7 @@ import msgspec
 from litestar.params import PathParameter
 
 from rota.api.explanation import Cause, Holder, JobExplanation
-from rota.engine.queries.jobs import JobView
+from rota.api.jobs import JobView
 from rota.model.access import Actor, Role, require_role
 from rota.model.errors import NotFound
 from rota.model.ids import JobId, ShowId, parse_id

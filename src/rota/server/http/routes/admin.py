@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 
 from rota.accounting import audit as auditing
 from rota.accounting.audit import LedgerAudit, LedgerAuditLine
-from rota.api.admin import CreatedKey, KeySpec, KeyView, LedgerLineView, LedgerView, ResourceAmount
+from rota.api.admin import (
+    CallerView,
+    CreatedKey,
+    KeySpec,
+    KeyView,
+    LedgerLineView,
+    LedgerView,
+    ResourceAmount,
+    SettingView,
+)
+from rota.api.pages import Page
 from rota.infra import audit
 from rota.infra.audit import AuditEntry, AuditRecord
 from rota.model.access import Actor, Grant, GrantSpec, Role, require_grant_role
-from rota.model.api_key_format import KeyId
 from rota.model.errors import NotFound
 from rota.model.quota import Usage
 from rota.model.settings.leaves import leaves
 from rota.model.settings.listing import masked_value
 from rota.server.access import ApiKey
 from rota.server.http.codec import ApiRequest
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.routes.shows import ShowPath
 
 KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]
 AuditFilterQuery = Annotated[str | None, QueryParameter(max_length=200)]
-
-
-class CallerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The calling key and its grants."""
-
-    key: KeyId
-    name: str
-    grants: list[GrantSpec]
-
-
-class SettingView(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    value: Any
-    unit: str | None = None
 
 
 class LedgerRoutes(Controller):

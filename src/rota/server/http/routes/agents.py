@@ -15,12 +15,13 @@ from litestar.params import JSONBody, QueryParameter
 from rota.agents import health_summary
 from rota.agents.admin import AgentAdmin
 from rota.api.agents import HISTORY_MAX, AgentRunView, AgentsHealth, AgentView, Backfill, BackfillRange, TriggerResult
+from rota.api.pages import Page
 from rota.api.resources import ChangeResult
 from rota.model.access import Role
 from rota.model.agents import NAME_MAX
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 
 VIEW, OPERATE = requires(Role.VIEWER, "everywhere"), requires(Role.OPERATOR, "everywhere")

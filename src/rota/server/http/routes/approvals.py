@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 
+from rota.api.approvals import ApprovalDetail
+from rota.api.pages import Page
 from rota.engine.admission.approvals import approval_not_found
-from rota.engine.queries.jobs import JobView
 from rota.model.access import Actor, Role
 from rota.model.approvals import (
     Approval,
@@ -26,10 +26,9 @@ from rota.model.approvals import (
     approval_view,
 )
 from rota.model.ids import JobId, parse_id
-from rota.model.workflows.approval_steps import StepApprovalView
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 
 VIEW = requires(Role.VIEWER, "somewhere")
@@ -39,14 +38,6 @@ ApprovalPath = Annotated[
 ApprovalStateQuery = Annotated[
     ApprovalState, QueryParameter(name="state", description="Approvals in this state; default: pending.")
 ]
-
-
-class ApprovalDetail(msgspec.Struct, frozen=True, kw_only=True):
-    approval: ApprovalView
-    job: JobView | None
-    """The job as stored; None when the approval is not for a job or the job is no longer kept."""
-    step: StepApprovalView | None = None
-    """The same for a step of a run."""
 
 
 class ApprovalRoutes(Controller):

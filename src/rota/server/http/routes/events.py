@@ -16,9 +16,9 @@ import msgspec
 from litestar import Controller, get
 from litestar.params import HeaderParameter, QueryParameter
 
+from rota.api.jobs import JobHistoryEntry, JobView
 from rota.engine.events.history import HistoryWatch, HistoryWatcher, M
 from rota.engine.events.subscriptions import EventSubscription, SlowConsumer
-from rota.engine.queries.jobs import JobHistoryEntry, JobView
 from rota.model import sse
 from rota.model.access import Role, require_role
 from rota.model.errors import InvalidInput

@@ -12,11 +12,12 @@ from litestar import Controller, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream as Streamed
 
-from rota.api.logs import LogBytes
-from rota.engine.queries.jobs import JobView, Layer
+from rota.api.job_results import ArtifactView, FrameResultPage, JobOutcome, LogChunkView
+from rota.api.jobs import JobView, Layer
+from rota.api.logs import LogBytes, Stream
+from rota.api.pages import Page
 from rota.engine.queries.log_cursor import FrameLogStream, LogCursor
-from rota.engine.queries.logs import READ_MAX, LogSegment, Stream
-from rota.engine.queries.results import FrameResultPage
+from rota.engine.queries.logs import READ_MAX, LogSegment
 from rota.infra.blob_store import BlobPointer
 from rota.model.access import Role
 from rota.model.errors import NotFound
@@ -26,7 +27,7 @@ from rota.model.policy.outputs import check_readable
 from rota.server.http.blob_stream import OCTET_STREAM, stream_blob
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.routes.jobs import WaitQuery, job_after_wait
 from rota.server.http.visibility import JobPath, visible_job
@@ -52,40 +53,6 @@ AttemptOfOffset = Annotated[
         ge=1, le=32767, description="The attempt in which `at` counts; a later one is streamed from its start."
     ),
 ]
-
-
-class LogChunkView(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of one stream of a frame from byte `at`."""
-
-    attempt: int
-    stream: Stream
-    at: int
-    text: str
-    dropped: int = 0
-    """Bytes right before `at` that were dropped because the log was too large."""
-    lost: int = 0
-    """Bytes right before `at` that are missing for another reason."""
-    last: bool = False
-    """The stream ends here."""
-
-
-class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
-    """Download it with `at`: `/jobs/{job}/artifacts/file?at=...`."""
-
-    layer: str
-    frame: int
-    attempt: int
-    name: str
-    bytes: int
-    sha256: str
-    at: str
-
-
-class JobOutcome(msgspec.Struct, frozen=True):
-    """A job, and the first page of its results once it has ended."""
-
-    job: JobView
-    results: FrameResultPage | None = None
 
 
 class JobResultRoutes(Controller):

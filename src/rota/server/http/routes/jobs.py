@@ -12,8 +12,16 @@ from litestar import Controller, get, post, put
 from litestar.params import FromQuery, HeaderParameter, JSONBody, PathParameter, QueryParameter
 
 from rota.api.explanation import JobExplanation
-from rota.api.submission import SubmitBatchAnswer, SubmitBatchItem, SubmitBatchReply, SubmitBatchRequest, SubmitProblem
-from rota.engine.queries.jobs import JobSummary, JobView
+from rota.api.jobs import CancelJobReply, JobSummary, JobView, RemediateRequest
+from rota.api.pages import Page
+from rota.api.submission import (
+    BulkSubmitReply,
+    SubmitBatchAnswer,
+    SubmitBatchItem,
+    SubmitBatchReply,
+    SubmitBatchRequest,
+    SubmitProblem,
+)
 from rota.engine.submission.bulk_key import BulkKey
 from rota.engine.submission.submitter import validate_decoded
 from rota.infra import audit
@@ -22,14 +30,13 @@ from rota.infra.telemetry import tracing
 from rota.model.access import Actor, Role, require_submit_role
 from rota.model.errors import Forbidden, InvalidInput, RotaError
 from rota.model.ids import JobId, parse_id
-from rota.model.job_states import JobState
 from rota.model.jobs.submission import ResubmitResult, Submission, SubmitResult
 from rota.model.jobs.validation import check_idempotency_key
 from rota.server.http.bulk_body import BULK_BYTES_MAX, read_submissions
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
 from rota.server.http.job_filter import parse_filter
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.problem_details import ProblemResponse, response_for_defect, response_for_error
 from rota.server.http.visibility import JobPath, check_dependencies_visible, redact_explanation, visible_job
@@ -56,24 +63,6 @@ IdempotencyKeyHeader = Annotated[
         description="A repeated submission with the same key is the same job.",
     ),
 ]
-
-
-class CancelJobReply(msgspec.Struct, frozen=True):
-    job: JobId
-    state: JobState
-    changed: bool
-    """False if the job had already ended."""
-
-
-class RemediateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    remediation: str = ""
-    """The id of a suggested remediation; optional if there is only one."""
-
-
-class BulkSubmitReply(msgspec.Struct, frozen=True):
-    """Results in the order of the submissions."""
-
-    items: list[SubmitResult]
 
 
 class JobRoutes(Controller):

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from functools import partial
-from uuid import UUID
 
-import msgspec
 from litestar import Controller, get, patch
 from litestar.params import FromPath, JSONBody
 
 from rota.accounting.admin import QuotaAdmin
 from rota.accounting.resources import QuotaChange
+from rota.api.jobs import JobView, Layer, RunningFrameView
+from rota.api.pages import Page
 from rota.api.resources import ChangeResult, JobCapsChange
 from rota.engine.queries.frames import frames_on_workers
-from rota.engine.queries.jobs import JobView, Layer
 from rota.model.access import Role
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import LayerId
 from rota.server.http.codec import ApiRequest
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.visibility import JobPath, visible_job
-
-
-class RunningFrameView(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame assigned to a worker."""
-
-    layer: str
-    frame: int
-    """Its number as submitted."""
-    attempt: int
-    worker: str
-    worker_id: UUID
-    since: datetime
 
 
 class LayerRoutes(Controller):

@@ -8,13 +8,14 @@ from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 from litestar.response import Stream
 
+from rota.api.pages import Page
 from rota.engine.outputs.review import TOKEN_MAX, OutputReviewer, ReviewState
 from rota.model.access import Actor, Role, require_role
 from rota.model.policy.outputs import OutputReviewRequest, OutputReviewResult, OutputSummary, OutputView
 from rota.server.http.blob_stream import OCTET_STREAM, stream_blob, stream_bytes
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.visibility import visible_job
 

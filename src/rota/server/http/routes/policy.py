@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from litestar import Controller, get, post
 from litestar.params import JSONBody
 
+from rota.api.pages import Page
+from rota.api.policy import (
+    PolicyCheckRequest,
+    PolicyExplainRequest,
+    PolicyReloadReply,
+    PolicySimulateRequest,
+    PolicyTestRequest,
+)
 from rota.engine.admission.policy_queries import (
-    DEFAULT_HOURS,
-    DEFAULT_JOBS,
     JobPolicyExplanation,
     PolicyQueries,
     PolicySimulation,
@@ -23,8 +28,6 @@ from rota.engine.admission.policy_queries import (
 )
 from rota.model.access import Role
 from rota.model.errors import InvalidInput, Refused
-from rota.model.ids import JobId
-from rota.model.jobs.submission import Submission
 from rota.policy.file_watch import request_reload
 from rota.policy.kernel import PolicyKernel
 from rota.policy.lint import PolicyLintReport, lint_policy
@@ -32,44 +35,9 @@ from rota.policy.policy_tests import PolicyTestReport, run_cases
 from rota.policy.snapshots import PolicySnapshot
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import Page
 from rota.server.http.permissions import Deps, requires
 
 OPERATE, ADMIN = requires(Role.OPERATOR, "everywhere"), requires(Role.ADMIN, "everywhere")
-
-
-class PolicyCheckRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: str
-    """The text of a policy file."""
-
-
-class PolicyTestRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: str
-    cases: str
-    """The text of a file of test cases."""
-
-
-class PolicySimulateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: str
-    hours: float = DEFAULT_HOURS
-    """How far back to look."""
-    limit: int = DEFAULT_JOBS
-    """Maximum number of jobs."""
-
-
-class PolicyExplainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For a stored job or a hypothetical submission; by the policy in force, one of the last ten snapshots, or
-    the text `policy`."""
-
-    job: JobId | None = None
-    submission: Submission | None = None
-    snapshot: str = ""
-    policy: str | None = None
-
-
-class PolicyReloadReply(msgspec.Struct, frozen=True, kw_only=True):
-    changed: bool
-    snapshot: str
 
 
 class PolicyRoutes(Controller):

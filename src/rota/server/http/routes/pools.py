@@ -8,6 +8,7 @@ from litestar import Controller, delete, get, patch, post, put
 from litestar.params import FromQuery, JSONBody, PathParameter
 
 from rota.accounting.resources import unknown_name_error
+from rota.api.pages import Page
 from rota.api.resources import (
     ChangeResult,
     DrainSpec,
@@ -24,7 +25,6 @@ from rota.model.access import Role
 from rota.placement import PlacementPolicy, Pool
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import Page
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.routes.shows import PoolPath
 

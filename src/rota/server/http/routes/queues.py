@@ -13,18 +13,18 @@ from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, QueryParameter
 
 from rota.accounting.resources import unknown_name_error
-from rota.api.admin import DeadLetterActionResult, DeadLetterSelector
+from rota.api.admin import DeadLetter, DeadLetterActionResult, DeadLetterKind, DeadLetterSelector
+from rota.api.pages import Page
 from rota.api.resources import ChangeResult, QueueView
 from rota.engine.queries import queues
 from rota.infra import audit
 from rota.infra.audit import AuditEntry
 from rota.model.access import Actor, Role, require_role
 from rota.model.errors import InvalidInput
-from rota.queue import DeadLetter, DeadLetterFilter
-from rota.queue.dead_letters import DeadLetterKind
+from rota.queue import DeadLetterFilter
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.visibility import visible_job
 

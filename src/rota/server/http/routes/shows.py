@@ -10,6 +10,7 @@ from litestar.params import JSONBody, PathParameter
 
 from rota.accounting.resources import CapsUpdate, QuotaChange, QuotaItem, Show
 from rota.accounting.usage import ShowUsage
+from rota.api.pages import Page
 from rota.api.resources import (
     CapsChange,
     CapsSpec,
@@ -29,7 +30,6 @@ from rota.model.errors import InvalidInput
 from rota.model.quota import Level
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import Page
 from rota.server.http.permissions import Deps, requires
 
 ShowPath = Annotated[str, PathParameter(max_length=200, description="The name of a show.")]

@@ -9,6 +9,7 @@ from litestar import Controller, get, post
 from litestar.params import FromQuery, JSONBody, PathParameter, QueryParameter
 from msgspec.structs import replace
 
+from rota.api.pages import Page
 from rota.api.run_explanation import RunExplanation
 from rota.api.workflows import (
     RerunSpec,
@@ -33,7 +34,7 @@ from rota.model.workflows.run_state import RunState
 from rota.model.workflows.spec import WorkflowSpec
 from rota.server.http.codec import ApiRequest
 from rota.server.http.dependencies import HttpDependencies
-from rota.server.http.pagination import LIMIT_DEFAULT, Limit, Page, paginate
+from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.routes.events import After, LastEventId, open_history
 from rota.server.http.routes.jobs import WaitQuery

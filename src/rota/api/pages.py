@@ -1,4 +1,4 @@
-"""A page of a list, as the API returns it."""
+"""Pages of lists: `{"items": [...], "next": cursor}`. No I/O."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import msgspec
 T = TypeVar("T")
 
 
-class ApiPage(msgspec.Struct, Generic[T], frozen=True):
+class Page(msgspec.Struct, Generic[T], frozen=True):
     items: list[T]
     next: str | None = None

@@ -1,5 +1,7 @@
 """Submission on the caller's own connection: the job exists if and only if the caller's transaction commits.
 
+The SDK's `task.on(connection)` calls it. It runs the engine in the caller's process, so it needs `rota[server]`.
+
 The driver is detected by the type of the connection. Blocking connections need the sync facade, async ones the async
 calls; a mismatch is refused before anything is written.
 """

@@ -1,7 +1,7 @@
-"""URL and key of the API that the CLI and the SDK on this machine use.
+"""URL and key of the API, and URLs of the servers, that the CLI and the SDK on this machine use.
 
     <data>/api.key            the admin key of this `rota up`, one line, 0600
-    <data>/up.json            the address it listens on, while it is up
+    <data>/up.json            the addresses it and its servers listen on, while it is up
 
 The settings `api.url` and `api.key` take precedence. The key of a data directory is only sent to the API of that data
 directory: with another URL, set a key too.
@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rota.local.datadir import owner_of, resolve_data_dir, unusable_path_error, write_private
+from rota.infra.data_dir import UP_FILE, owner_of, resolve_data_dir, unusable_path_error, write_private
 from rota.model.api_key_format import PlainKey, parse_key
 from rota.model.errors import InvalidSetting, Unauthenticated
 from rota.model.settings import Settings
@@ -41,6 +41,8 @@ class _UpFile(msgspec.Struct):
 
     pid: int
     listen: str
+    urls: dict[str, str] = {}
+    """Of its PostgreSQL, Redis and NATS, with passwords."""
 
 
 def find_endpoint(settings: Settings) -> ApiEndpoint:
@@ -50,15 +52,15 @@ def find_endpoint(settings: Settings) -> ApiEndpoint:
         if api.key is None:
             raise InvalidSetting("api.url is set and api.key is not: set ROTA_API_KEY to a key of that installation.")
         return ApiEndpoint(api.url.rstrip("/"), api.key)
-    url, stored = _running_url(folder), read_key(folder)
-    if url is None:
+    up, stored = _read_up_file(folder), read_key(folder)
+    if up is None:
         raise InvalidSetting(
             f"No API is configured: set ROTA_API_URL and ROTA_API_KEY, or start Rota in {folder} with `rota up`."
         )
     key = api.key or (stored.text if stored else None)
     if key is None:
         raise InvalidSetting(f"{folder / KEY_FILE} has no valid key: restart `rota up`, which creates one.")
-    return ApiEndpoint(url, key)
+    return ApiEndpoint(up.listen, key)
 
 
 def read_key(folder: Path) -> PlainKey | None:
@@ -81,10 +83,17 @@ def write_key(folder: Path, key: PlainKey) -> None:
         raise unusable_path_error(folder / KEY_FILE, error) from error
 
 
-def _running_url(folder: Path) -> str | None:
+def running_server_url(settings: Settings, name: str) -> str | None:
+    """URL of the server `name` of the `rota up` of this data directory; None when it is not up."""
+    up = _read_up_file(resolve_data_dir(Path(settings.local.data_dir)))
+    return up.urls.get(name) if up is not None else None
+
+
+def _read_up_file(folder: Path) -> _UpFile | None:
+    """None when no `rota up` owns the directory."""
     try:
-        up = msgspec.json.decode((folder / "up.json").read_bytes(), type=_UpFile)
+        up = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=_UpFile)
     except (OSError, msgspec.DecodeError, UnicodeError):
         return None
     owner = owner_of(folder)
-    return up.listen if owner is not None and owner.pid == up.pid else None
+    return up if owner is not None and owner.pid == up.pid else None
