@@ -1,0 +1,2 @@
+-- Reserved for another branch, which replaces this file.
+SELECT 1;
