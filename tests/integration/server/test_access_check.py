@@ -11,8 +11,8 @@ from rota.accounting.admin import QuotaAdmin
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.model.access import GrantSpec, Role
-from rota.model.api_key_format import ALPHABET, ENTROPY_BYTES, new_key
 from rota.model.errors import PostgresUnavailable, Unauthenticated, Unavailable
+from rota.model.identity.api_key_format import ALPHABET, ENTROPY_BYTES, new_key
 from rota.server.access import ApiKeyStore, KeyCheck
 from rota.server.access.check import CACHE_TTL_S, UNKNOWN_CACHE_MAX
 from tests.contract.ledger_suite import sql
