@@ -15,6 +15,7 @@ from tests.support.api import Api
 from tests.support.commands import Terminal
 from tests.support.kernels import Table, decision
 from tests.support.replica_and_worker import Farm
+from tests.support.waiting import until
 from tests.support.workflows import WorkflowHarness
 
 
@@ -108,8 +109,11 @@ async def test_approval_step_is_shown_and_approved(cli, approvals, database):
     assert "started by ann" in shown
     assert f"`rota approvals show {run}:ok`" in (await cli(f"workflow show {run}")).out
     assert (await cli(f"approvals approve {run}:ok -m fine")).out == f"Approved: step {run}:ok continues.\n"
-    await harness.advance()
-    assert (await harness.states())["ok"] == "SUCCEEDED"
+
+    async def succeeded():
+        return (await harness.states())["ok"] == "SUCCEEDED"
+
+    await until(succeeded, what="the server to advance the run")
     await harness.start(given={"cut": 8})
     assert (await cli(f"approvals reject {harness.run}:ok")).out == f"Rejected: step {harness.run}:ok is denied.\n"
 
