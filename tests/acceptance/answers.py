@@ -212,6 +212,7 @@ Key = answer(
     "Key",
     id=str,
     name=str,
+    principal=str,
     grants=list[Grant],
     state=str,
     created_at=datetime,
@@ -221,6 +222,16 @@ Key = answer(
 )
 NewKey = answer("NewKey", [Key], key=str, notes=list[str])
 RevokedKey = answer("RevokedKey", [Key], changed=bool)
+Principal = answer(
+    "Principal",
+    name=str,
+    kind=Literal["person", "service"],
+    is_global=bool,
+    keys=int,
+    created_at=datetime,
+    disabled_at=datetime | None,
+)
+DisabledPrincipal = answer("DisabledPrincipal", [Principal], changed=bool)
 Setting = answer("Setting", path=str, value=Any, unit=str | None, source=str, where=str | None)
 Migrated = answer("Migrated", dry_run=bool, migrations=list[str])
 AuditVerified = answer("AuditVerified", ok=bool, checked=int, head=str, problem=dict[str, Any] | None)

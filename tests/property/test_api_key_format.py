@@ -4,7 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rota.model.api_key_format import (
+from rota.model.errors import Unauthenticated
+from rota.model.identity.api_key_format import (
     ALPHABET,
     ENTROPY_BYTES,
     SECRET_CHARS,
@@ -13,7 +14,6 @@ from rota.model.api_key_format import (
     parse_key,
     without_secret,
 )
-from rota.model.errors import Unauthenticated
 
 KEYS = st.binary(min_size=ENTROPY_BYTES, max_size=ENTROPY_BYTES).map(new_key)
 

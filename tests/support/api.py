@@ -11,6 +11,7 @@ import httpx
 
 from rota.model.access import GrantSpec, Role
 from rota.server.access import ApiKeyStore
+from rota.server.access.keys import NEW_SERVICE
 
 PREFIX = "/api/v1"
 
@@ -32,14 +33,14 @@ class Api:
     def url(self):
         return self.farm.replica.listen_url + PREFIX
 
-    async def key(self, *grants):
+    async def key(self, *grants, name="", **owner):
         """Create a key and return its text; a grant is a role in every show, or (role, show)."""
         self._made += 1
         specs = [GrantSpec(*grant) if isinstance(grant, tuple) else GrantSpec(grant) for grant in grants]
-        return (await self.keys.create(f"k{self._made}", specs, actor="test")).plain.text
+        return (await self.keys.create(name or f"k{self._made}", specs, actor="test", **owner)).plain.text
 
-    async def client(self, *grants, **headers):
-        key = await self.key(*(grants or (Role.ADMIN,)))
+    async def client(self, *grants, name="", owner=NEW_SERVICE, **headers):
+        key = await self.key(*(grants or (Role.ADMIN,)), name=name, owner=owner)
         return await self.raw_client(Authorization=f"Bearer {key}", **headers)
 
     async def raw_client(self, **headers):

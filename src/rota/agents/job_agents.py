@@ -31,11 +31,11 @@ def submitting_body(submitter: Submitter, spec: AgentSpec) -> AgentBody:
 
 
 def submission_of_run(job: Submission, run: AgentRun) -> Submission:
-    """The submission of one run."""
+    """The submission of one run. It has no principal: nothing proves whom the code that declared the agent named."""
     slot_ms = run.acquired_ms if run.slot_ms is None else run.slot_ms
     key = job.idempotency_key or f"agent:{run.name}"
     return msgspec.structs.replace(
-        job, idempotency_key=f"{key}:{slot_ms}", labels={**job.labels, AGENT_LABEL: run.name}
+        job, principal="", idempotency_key=f"{key}:{slot_ms}", labels={**job.labels, AGENT_LABEL: run.name}
     )
 
 

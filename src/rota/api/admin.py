@@ -1,4 +1,4 @@
-"""API keys, the ledger, settings and dead letters. No I/O.
+"""API keys, principals, the ledger, settings and dead letters. No I/O.
 
 Cores are whole cores, not hundredths.
 """
@@ -12,7 +12,8 @@ from uuid import UUID
 import msgspec
 
 from rota.model.access import GrantSpec
-from rota.model.api_key_format import KeyId
+from rota.model.identity.api_key_format import KeyId
+from rota.model.identity.principals import PrincipalKind
 from rota.model.jobs.submission import ResubmitResult
 
 DEAD_LETTERS_MAX: Final = 10_000
@@ -20,7 +21,8 @@ DEAD_LETTERS_MAX: Final = 10_000
 NO_NUL: Final = r"^[^\x00]*$"
 """PostgreSQL text cannot contain NUL."""
 _DeadLetterId = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-KeyState = Literal["active", "expired", "revoked"]
+KeyState = Literal["active", "expired", "revoked", "disabled"]
+"""`disabled`: its principal is."""
 DeadLetterKind = Literal["frame", "job", "message", "output", "saga"]
 
 
@@ -55,6 +57,8 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     id: KeyId
     name: str
+    principal: str
+    """Whom it belongs to."""
     state: KeyState
     grants: list[GrantSpec]
     created_at: datetime
@@ -68,6 +72,11 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
     grants: tuple[GrantSpec, ...]
     expires_s: float | None = None
+    principal: str = ""
+    """An existing principal to whom it belongs: that of the calling key or, for admins of every show, any. Empty: a new
+    principal with the name of the key."""
+    kind: PrincipalKind = PrincipalKind.SERVICE
+    """Of a new principal."""
 
 
 class CreatedKey(msgspec.Struct, frozen=True):
@@ -84,10 +93,11 @@ class CreatedKey(msgspec.Struct, frozen=True):
 
 
 class CallerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The calling key and its grants."""
+    """The calling key, its principal and its grants."""
 
     key: KeyId
     name: str
+    principal: str
     grants: list[GrantSpec]
 
 
@@ -112,6 +122,22 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     id: int = 0
     created_at: datetime | None = None
+
+
+class PrincipalView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kind: PrincipalKind
+    is_global: bool
+    """Created by an admin of every show: `approvers` of a policy can name it."""
+    keys: int
+    """Keys that are not revoked."""
+    created_at: datetime
+    disabled_at: datetime | None = None
+
+
+class PrincipalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    kind: PrincipalKind = PrincipalKind.PERSON
 
 
 class DeadLetterSelector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

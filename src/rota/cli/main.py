@@ -25,6 +25,7 @@ from rota.cli.ledger import commands as ledger_commands
 from rota.cli.outputs import commands as outputs_commands
 from rota.cli.policy import commands as policy_commands
 from rota.cli.pools import commands as pools_commands
+from rota.cli.principals import commands as principals_commands
 from rota.cli.queue import commands as queue_commands
 from rota.cli.quota import cap_commands
 from rota.cli.quota import commands as quota_commands
@@ -60,6 +61,7 @@ app.add_typer(queue_commands.queue_app, name="queue")
 app.add_typer(dlq_commands.dlq_app, name="dlq")
 app.add_typer(outputs_commands.outputs_app, name="outputs")
 app.add_typer(keys_commands.keys_app, name="keys")
+app.add_typer(principals_commands.principals_app, name="principals")
 app.add_typer(agents_commands.agents_app, name="agents")
 app.add_typer(workflows_commands.workflow_app, name="workflow")
 app.add_typer(policy_commands.policy_app, name="policy")

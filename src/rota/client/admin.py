@@ -1,4 +1,4 @@
-"""Resources for operators: `app.jobs`, `app.dlq`, `app.ledger`, `app.keys`."""
+"""Resources for operators: `app.jobs`, `app.dlq`, `app.ledger`, `app.keys`, `app.principals`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from rota.api.admin import (
     KeySpec,
     KeyView,
     LedgerView,
+    PrincipalSpec,
+    PrincipalView,
 )
 from rota.api.jobs import JobSummary
 from rota.client.resource import ApiResource, M, api_method, url_path
 from rota.model.access import GrantSpec, Role
+from rota.model.identity.principals import PrincipalKind
 from rota.model.job_states import JobState
 from rota.sdk.task_options import DurationLike, to_seconds
 
@@ -94,18 +97,47 @@ class KeysResource(ApiResource[M]):
 
     @api_method
     async def create(
-        self, name: str, role: Role | str, *, shows: Sequence[str] = (), expires: DurationLike | None = None
+        self,
+        name: str,
+        role: Role | str,
+        *,
+        shows: Sequence[str] = (),
+        expires: DurationLike | None = None,
+        principal: str = "",
+        kind: PrincipalKind | str = PrincipalKind.SERVICE,
     ) -> CreatedKey:
-        """Creates a key with this role in `shows`, or in all shows. Only this answer contains the secret."""
+        """Creates a key with this role in `shows`, or in all shows. Only this answer contains the secret.
+
+        It belongs to `principal` or, by default, to a new principal of this `kind` with the name of the key.
+        """
         grants = tuple(GrantSpec(Role(role), show) for show in shows) or (GrantSpec(Role(role)),)
         expires_s = None if expires is None else to_seconds(expires, "key lifetime")
-        spec = KeySpec(name=name, grants=grants, expires_s=expires_s)
+        spec = KeySpec(
+            name=name, grants=grants, expires_s=expires_s, principal=principal, kind=PrincipalKind(str(kind))
+        )
         return await self._request("POST", "/keys", CreatedKey, idempotent=False, body=spec)
 
     @api_method
     async def revoke(self, key: str) -> KeyView:
         """By key id. All servers refuse the key within a second, permanently."""
         return await self._request("DELETE", url_path("keys", key), KeyView)
+
+
+class PrincipalsResource(ApiResource[M]):
+    @api_method
+    async def list(self) -> Sequence[PrincipalView]:
+        return await self._list("/principals", PrincipalView)
+
+    @api_method
+    async def create(self, name: str, kind: PrincipalKind | str = PrincipalKind.PERSON) -> PrincipalView:
+        """Creates a principal without keys; its name can neither be changed nor given to another."""
+        spec = PrincipalSpec(name=name, kind=PrincipalKind(str(kind)))
+        return await self._request("POST", "/principals", PrincipalView, idempotent=False, body=spec)
+
+    @api_method
+    async def disable(self, name: str) -> PrincipalView:
+        """All servers refuse its keys within a second, permanently."""
+        return await self._request("POST", url_path("principals", name, "disable"), PrincipalView)
 
 
 def _selection_body(ids: Sequence[int] | None, which: DeadLetterSelection) -> DeadLetterSelector:

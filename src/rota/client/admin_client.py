@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic
 from rota.client.resource import M
 
 if TYPE_CHECKING:
-    from rota.client.admin import DeadLettersResource, JobsResource, KeysResource, LedgerResource
+    from rota.client.admin import DeadLettersResource, JobsResource, KeysResource, LedgerResource, PrincipalsResource
     from rota.client.agents import AgentsResource
     from rota.client.approvals import ApprovalsResource
     from rota.client.outputs import OutputsResource
@@ -122,3 +122,9 @@ class AdminClient(Generic[M]):
         from rota.client.admin import KeysResource
 
         return KeysResource(self._connection_owner(), self._mode)
+
+    @property
+    def principals(self) -> PrincipalsResource[M]:
+        from rota.client.admin import PrincipalsResource
+
+        return PrincipalsResource(self._connection_owner(), self._mode)

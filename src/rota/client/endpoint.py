@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from rota.infra.data_dir import UP_FILE, owner_of, resolve_data_dir, unusable_path_error, write_private
-from rota.model.api_key_format import PlainKey, parse_key
 from rota.model.errors import InvalidSetting, Unauthenticated
+from rota.model.identity.api_key_format import PlainKey, parse_key
 from rota.model.settings import Settings
 
 KEY_FILE: Final = "api.key"

@@ -9,6 +9,7 @@ from rota.demo.stack import ACTOR, DemoSnapshot, DemoStack
 from rota.demo.view import DemoReport
 from rota.model.approvals import Voter
 from rota.model.errors import SelfApprovalDenied
+from rota.model.identity.principals import Principal
 from rota.model.job_states import JobState
 
 WIPED, PUBLISHED = "wipe", "publish"
@@ -40,7 +41,7 @@ async def run_policy_scenario(cluster: DemoStack, report: DemoReport, until: Wai
     await until(lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.APPROVAL_REQUIRED, "the approval request")
     report.check(await _submitter_is_refused(cluster), "publish waits for an approval; its submitter cannot approve it")
     approval = await cluster.replica.engine.approver.find(str(cluster.submitted[PUBLISHED]))
-    voter = Voter("dora", "demo:dora", is_operator=True)
+    voter = Voter(Principal("dora"), "demo:dora", is_operator=True)
     granted = await cluster.replica.engine.approver.approve(approval, voter, "reviewed")
     await until(lambda snapshot: snapshot.jobs[PUBLISHED].state is JobState.SUCCEEDED, "the end of publish")
     report.check(granted.changed, "dora approved it: the policy decides again, and it runs")
@@ -50,7 +51,7 @@ async def _submitter_is_refused(cluster: DemoStack) -> bool:
     approver = cluster.replica.engine.approver
     approval = await approver.find(str(cluster.submitted[PUBLISHED]))
     try:
-        await approver.approve(approval, Voter(ACTOR, ACTOR, is_operator=True))
+        await approver.approve(approval, Voter(Principal(ACTOR), ACTOR, is_operator=True))
     except SelfApprovalDenied:
         return True
     return False

@@ -28,6 +28,7 @@ from rota.engine.queries.workers import worker_records as known_workers
 from rota.infra.postgres import migrate
 from rota.local import LocalStack, StackOptions
 from rota.local.process import ChildProcess
+from rota.model.identity.principals import Principal
 from rota.model.ids import JobId
 from rota.model.jobs.submission import Submission
 from rota.model.quota import Level
@@ -139,7 +140,7 @@ class DemoStack:
             self.database, self.replica.engine.store, self.replica.queue, self.replica.engine.completions
         )
         [output] = await review.page(job=self.submitted[name])
-        await review.redact(output.id, OutputReviewer(ACTOR, (ACTOR,)), "contains a key")
+        await review.redact(output.id, OutputReviewer(ACTOR, Principal(ACTOR)), "contains a key")
 
     async def agent_runs(self, agent: str) -> Sequence[AgentRunView]:
         """The last runs of an agent, by start time."""

@@ -1,3 +1,7 @@
+-- name: principal_active
+-- Whether principal $1 is not disabled; then it stays so until the transaction ends.
+SELECT rota.principal_active($1::text)
+
 -- name: traces_of_jobs
 -- Stored submission details of these finished jobs.
 SELECT pk_job AS id, request FROM rota.job_done WHERE pk_job = ANY ($1::uuid[]) AND request IS NOT NULL

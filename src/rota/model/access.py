@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import Enum
@@ -22,12 +21,12 @@ from uuid import UUID
 
 import msgspec
 
-from rota.model.api_key_format import KEY_PREFIX, KeyId
 from rota.model.errors import Forbidden, InvalidInput
+from rota.model.identity.api_key_format import KeyId
+from rota.model.identity.principals import Principal, validate_principal_name
 from rota.model.ids import ShowId
 from rota.model.jobs.submission import CRITICAL, PRIORITIES, Submission
 
-_KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 EXPIRES_S_MAX: Final = 3650 * 86_400.0
 GRANTS_MAX: Final = 256
 
@@ -76,10 +75,12 @@ class GrantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """The owner of a valid key."""
+    """A principal who called with a valid key."""
 
     key: KeyId
     name: str
+    """The name of the key, for people. Rules compare principals."""
+    principal: Principal
     grants: tuple[Grant, ...] = ()
 
     def role(self, show: ShowId | str | None = None) -> Role | None:
@@ -101,8 +102,8 @@ class Actor(msgspec.Struct, frozen=True):
 
     @property
     def audited(self) -> str:
-        """Its name in the audit log."""
-        return f"key:{self.name}:{self.key}"
+        """Its name in the audit log: the principal, and the key."""
+        return f"key:{self.principal.name}:{self.key}"
 
 
 def require_role(actor: Actor, role: Role, show: ShowId | str | None = None) -> None:
@@ -142,6 +143,19 @@ def require_grant_role(actor: Actor, shows: Iterable[ShowId | str | None]) -> No
         require_role(actor, Role.ADMIN, show)
 
 
+def require_key_owner(actor: Actor, principal: str) -> None:
+    """Raises Forbidden unless `actor` may add keys for the existing `principal`: itself, or any with admin everywhere.
+
+    It does not say whether the principal exists: names belong to other shows, too.
+    """
+    if principal != actor.principal.name and not actor.has_role(Role.ADMIN):
+        raise Forbidden(
+            f"Only {principal[:64]} and admins of every show can add a key for the principal {principal[:64]}: leave"
+            " the principal out to create a new one under the name of the key.",
+            needs=Role.ADMIN.value,
+        )
+
+
 def role_required_to_submit(priority: int | str) -> Role:
     number = PRIORITIES.get(priority.upper(), 0) if isinstance(priority, str) else priority
     return Role.OPERATOR if number >= CRITICAL else Role.SUBMITTER
@@ -157,14 +171,7 @@ def parse_role(text: str) -> Role:
 
 
 def validate_key_name(name: str) -> str:
-    if name.startswith(KEY_PREFIX):
-        raise InvalidInput(f"A key name cannot begin with {KEY_PREFIX}, the prefix of keys themselves: choose another.")
-    if not _KEY_NAME.fullmatch(name):
-        shown = repr(name if len(name) <= 40 else f"{name[:37]}...")
-        raise InvalidInput(
-            f"{shown} is not a valid key name: use up to 64 letters, digits, dots, hyphens and underscores."
-        )
-    return name
+    return validate_principal_name(name, "key")
 
 
 def validate_expiry(seconds: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
@@ -11,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from rota.model.errors import ApprovalResolved, Forbidden, SelfApprovalDenied
+from rota.model.identity.principals import Principal, is_unverified
 from rota.model.ids import ShowId
 from rota.model.policy.decision import ApprovalTerms
 
@@ -30,15 +30,18 @@ class ApprovalState(StrEnum):
 
 class Vote(msgspec.Struct, frozen=True):
     voter: str
+    """The name of a principal."""
     agrees: bool
     reason: str
     at: datetime
+    may_be_named: bool = True
+    """Whether `approvers` of a policy can name the voter (`Principal.is_global`)."""
 
 
 class Voter(msgspec.Struct, frozen=True):
-    """A user who votes, by the name of their key or command line user."""
+    """A principal who votes."""
 
-    name: str
+    principal: Principal
     audited: str
     """Name in the audit log."""
     is_operator: bool
@@ -78,7 +81,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str
     quorum: int
     approvers: tuple[str, ...]
-    """Names of keys that may vote; empty: every operator of the show."""
+    """Principals that may vote; empty: every operator of the show."""
     principal: str
     """The submitter."""
     actor: str
@@ -94,12 +97,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
         return sum(vote.agrees for vote in self.votes)
 
     def vote_of(self, voter: Voter) -> Vote | None:
-        return next((vote for vote in self.votes if vote.voter == voter.name), None)
+        return next((vote for vote in self.votes if vote.voter in voter.principal.names), None)
 
     def meets(self, rule: str, terms: ApprovalTerms) -> bool:
         """Whether the granted approval satisfies the rule and terms that apply now."""
-        agreed = [vote.voter for vote in self.votes if vote.agrees]
-        counted = sum(not terms.approvers or voter in terms.approvers for voter in agreed)
+        agreed = [vote for vote in self.votes if vote.agrees]
+        counted = sum(not terms.approvers or (vote.may_be_named and vote.voter in terms.approvers) for vote in agreed)
         return self.state is ApprovalState.GRANTED and self.rule == rule and counted >= terms.quorum
 
 
@@ -123,7 +126,7 @@ class ApprovalView(msgspec.Struct, frozen=True, kw_only=True):
     quorum: int
     agreed: int
     approvers: tuple[str, ...]
-    """Names of keys that may vote; empty: every operator of the show."""
+    """Principals that may vote; empty: every operator of the show."""
     principal: str
     """The submitter, who may not vote."""
     actor: str
@@ -151,21 +154,34 @@ class VoteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A comment for later readers."""
 
 
-def check_voter(approval: Approval, voter: Voter) -> None:
+def check_voter(approval: Approval, voter: Voter, *, agrees: bool) -> None:
     """Raises SelfApprovalDenied or Forbidden unless `voter` may vote."""
-    if voter.name in _submitters(approval):
-        raise SelfApprovalDenied(
-            f"{voter.name} submitted this and cannot approve it: ask another approver.",
+    name, submitters = voter.principal.name, _submitters(approval)
+    if is_unverified(name):
+        raise Forbidden(
+            f"{name} is not a principal: vote with a key, through the API or `rota approvals`.",
             approval=str(approval.id),
         )
-    if approval.approvers and voter.name not in approval.approvers:
+    if not submitters.isdisjoint(voter.principal.names):
+        raise SelfApprovalDenied(
+            f"{name} submitted this and cannot approve it: ask another approver.",
+            approval=str(approval.id),
+        )
+    if agrees and is_unverified(approval.principal):
+        raise SelfApprovalDenied(
+            f"{approval.principal} submitted this without a key, so that {name} may be the submitter: reject it, and"
+            " submit it or retry it with a key.",
+            approval=str(approval.id),
+            submitter="unverified",
+        )
+    if approval.approvers and not (voter.principal.is_global and name in approval.approvers):
         raise Forbidden(
-            f"{voter.name} may not approve this: ask one of {', '.join(approval.approvers[:5])}.",
+            f"{name} may not approve this: ask one of {', '.join(approval.approvers[:5])}.",
             approval=str(approval.id),
         )
     if not approval.approvers and not voter.is_operator:
         raise Forbidden(
-            f"{voter.name} is not an operator of the show {approval.show}: approving requires that role.",
+            f"{name} is not an operator of the show {approval.show}: approving requires that role.",
             approval=str(approval.id),
         )
 
@@ -185,5 +201,5 @@ def check_pending(approval: Approval) -> None:
         )
 
 
-def _submitters(approval: Approval) -> Iterable[str]:
+def _submitters(approval: Approval) -> set[str]:
     return {name for name in (approval.principal, approval.actor) if name}

@@ -284,6 +284,14 @@ class IdempotencyConflict(Refused):
     code = "idempotency_conflict"
 
 
+class NameTaken(Refused):
+    code = "name_taken"
+
+
+class PrincipalDisabled(Refused):
+    code = "principal_disabled"
+
+
 class RateLimited(Refused):
     code = "rate_limited"
 

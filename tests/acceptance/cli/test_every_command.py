@@ -11,11 +11,14 @@ import typer
 from rota import runtime
 from rota.cli.main import app
 from rota.engine.admission.policy_queries import JobPolicyExplanation, PolicySimulation
+from rota.model.access import Role
 from rota.model.policy.decision import PolicyEffect, Remediation
 from rota.policy import policy_tests
 from rota.policy.lint import PolicyLintReport
+from rota.server import services
 from tests.acceptance import answers as a
 from tests.support.agents import HOUR_MS, Pod, RunRecorder, every, history
+from tests.support.api import Api
 from tests.support.commands import Terminal
 from tests.support.kernels import TABLE, Table, decision
 from tests.support.outputs import an_output
@@ -74,6 +77,9 @@ OTHER = [
     ("keys create ann --role viewer", "keys create bob --role submitter --show default", a.NewKey),
     ("keys list", "keys list", list[a.Key]),
     ("keys revoke ann", "keys revoke bob", a.RevokedKey),
+    ("principals create cleo", "principals create dora", a.Principal),
+    ("principals list", "principals list", list[a.Principal]),
+    ("principals disable cleo", "principals disable dora", a.DisabledPrincipal),
     ("workers", "workers", list[a.Worker]),
     ("submit noop --dry-run", "submit noop --dry-run", a.DryRun),
     ("submit noop --key one", "submit noop --key one", a.Submitted),
@@ -176,10 +182,22 @@ APPROVALS = [
 
 @pytest.fixture
 async def farm(database_url, redis_url, nats_url, bus_prefix):
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
         await farm.show("default")
         await farm.worker(slots=60)
         yield farm
+
+
+@pytest.fixture
+def login(monkeypatch):
+    """Gives the command line a key of the farm's API."""
+
+    async def give_key(farm):
+        async with Api(farm) as api:
+            monkeypatch.setenv("ROTA_API_URL", farm.replica.listen_url)
+            monkeypatch.setenv("ROTA_API_KEY", await api.key(Role.OPERATOR))
+
+    return give_key
 
 
 @pytest.fixture
@@ -204,7 +222,8 @@ async def test_running_job_commands_print_text_and_valid_json(farm, cli):
     await run_all(cli, RUNNING, {"hang": job, "layer": layer.id, "queue": layer.queue})
 
 
-async def test_ended_job_commands_print_text_and_valid_json(farm, cli):
+async def test_ended_job_commands_print_text_and_valid_json(farm, cli, login):
+    await login(farm)
     made = {"echo": await farm.submit("echo", 1, show="default", frames=12)}
     made |= {name: await farm.submit("boom", show="default", frames=12) for name in ("boom", "again", "more")}
     for job in made.values():
@@ -278,13 +297,14 @@ async def test_workflow_commands_print_text_and_valid_json(farm, cli, tmp_path, 
 
 
 async def test_approval_commands_print_text_and_valid_json(
-    cli, monkeypatch, database_url, redis_url, nats_url, bus_prefix
+    cli, login, monkeypatch, database_url, redis_url, nats_url, bus_prefix
 ):
     remediation = Remediation(id="safe", replacement_topic="safer")
     kernel = Table(default=TABLE["approval"], risky=decision(PolicyEffect.DENY, remediations=(remediation,)))
     monkeypatch.setattr(runtime, "build_policy_kernel", lambda *_: kernel)
-    async with Farm(database_url, redis_url, nats_url, bus_prefix) as farm:
+    async with Farm(database_url, redis_url, nats_url, bus_prefix, faces=services) as farm:
         await farm.show("default")
+        await login(farm)
         farm.submitter = farm.replica.engine.submitter
         made = {name: await farm.submit("noop", show="default") for name in ("one", "two", "three", "four")}
         made |= {name: await farm.submit("noop", show="default", topic="risky") for name in ("denied", "refused")}

@@ -10,7 +10,8 @@ import pytest
 from rota.accounting.admin import QuotaAdmin
 from rota.cli.keys import commands as keys_commands
 from rota.model.access import GrantSpec, Role
-from rota.model.api_key_format import ENTROPY_BYTES, new_key, parse_key
+from rota.model.errors import Unauthenticated
+from rota.model.identity.api_key_format import ENTROPY_BYTES, new_key, parse_key
 from rota.server.access import ApiKeyStore, KeyCheck
 from tests.contract.ledger_suite import sql
 from tests.support.commands import Terminal, rows
@@ -48,8 +49,8 @@ async def test_key_is_created_shown_once_listed_and_revoked(cli, keys, database)
     actor = await authenticate(database, text)
     assert (actor.key, actor.has_role(Role.SUBMITTER, "film"), actor.has_role(Role.VIEWER)) == (key_id, True, False)
     head, line = rows(await cli.out("keys list"))
-    assert head == "id name may state made expires last used"
-    assert re.fullmatch(rf"{key_id} ci submitter in film, short active [\d.]+ m?s ago never never", line)
+    assert head == "id name principal may state made expires last used"
+    assert re.fullmatch(rf"{key_id} ci ci submitter in film, short active [\d.]+ m?s ago never never", line)
     assert parse_key(text).text.rpartition("_")[2] not in line
     assert "is revoked: it is refused everywhere within a second" in await cli.out(f"keys revoke {key_id}")
     assert "Nothing changed: key" in await cli.out(f"keys revoke {key_id}")
@@ -80,10 +81,28 @@ async def test_key_commands_print_the_same_data_as_json(cli, keys, database):
 
 async def test_create_key_with_existing_name_prints_a_note(cli, keys):
     lost = await keys.create("ci", [GrantSpec(Role.VIEWER)], actor="ann")
-    created = (await cli.out("keys create ci --role viewer")).splitlines()
+    created = (await cli.out("keys create ci --role viewer --for ci")).splitlines()
     assert re.match(
         rf"There is another key ci, {lost.key.id}, created .* ago and never used: `rota keys revoke", created[3]
     )
+
+
+async def test_principal_is_created_given_keys_listed_and_disabled(cli, keys, database):
+    assert "There is no principal: `rota keys create" in await cli.out("principals list")
+    assert "Created principal dora: `rota keys create" in await cli.out("principals create dora")
+    made = json.loads(await cli.out("keys create laptop --role viewer --for dora --json"))
+    assert (made["name"], made["principal"]) == ("laptop", "dora")
+    assert "Created key" in await cli.out("keys create ci --role viewer")
+    assert rows(await cli.out("principals list")) == [
+        "name kind keys state named by policies",
+        "ci service 1 active yes",
+        "dora person 1 active yes",
+    ]
+    assert "its keys are refused everywhere within a second" in await cli.out("principals disable dora")
+    assert await cli.out("principals disable dora") == "Nothing changed: principal dora is disabled.\n"
+    with pytest.raises(Unauthenticated, match="The principal dora of this API key is disabled"):
+        await authenticate(database, made["key"])
+    assert " disabled " in rows(await cli.out("keys list"))[2]
 
 
 async def test_key_changes_are_audited_under_the_os_user(cli, keys, database):
@@ -106,6 +125,10 @@ async def test_key_changes_are_audited_under_the_os_user(cli, keys, database):
         ("keys create ci --role viewer --expires 99999d", "use 1s to 3650d"),
         ("keys create c/i --role viewer", "'c/i' is not a valid key name"),
         ("keys create rota_x --role viewer", "cannot begin with rota_"),
+        ("keys create ci --role viewer --for nigthly", "There is no principal 'nigthly': did you mean nightly?"),
+        ("keys create ci --role viewer --kind robot", "'robot' is not a kind of principal: use person or service."),
+        ("principals create c/i", "'c/i' is not a valid principal name"),
+        ("principals disable nobody", "There is no principal 'nobody'"),
         ("keys revoke nigthly", "There is no key 'nigthly': did you mean nightly?"),
         ("keys revoke 000000000z", "There is no key '000000000z'"),
     ],
@@ -116,6 +139,15 @@ async def test_invalid_key_command_prints_one_error_and_changes_nothing(cli, key
     assert result.status == 2
     assert sentence in result.err
     assert result.err.count("\n") == 1
+    assert [key.name for key in await keys.list(revoked=True)] == ["nightly"]
+
+
+@pytest.mark.parametrize("line", ["keys create nightly --role viewer", "principals create nightly"])
+async def test_name_of_a_principal_is_not_given_to_another(cli, keys, line):
+    await keys.create("nightly", [GrantSpec(Role.VIEWER)], actor="ann")
+    result = await cli(line)
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert "There is a principal nightly, and its name is never given to another" in result.err
     assert [key.name for key in await keys.list(revoked=True)] == ["nightly"]
 
 

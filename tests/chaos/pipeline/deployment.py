@@ -22,6 +22,7 @@ from collections import Counter
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import msgspec
 
@@ -371,7 +372,9 @@ class Farm:
 
     async def _key(self):
         if self._api_key is None:
-            made = await ApiKeyStore(self.database).create("farm", [GrantSpec(Role.VIEWER)], actor="test")
+            made = await ApiKeyStore(self.database).create(
+                f"farm-{uuid4().hex}", [GrantSpec(Role.VIEWER)], actor="test"
+            )
             self._api_key = made.plain.text
         return self._api_key
 

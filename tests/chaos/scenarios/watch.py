@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
+from uuid import uuid4
 
 import httpx
 import msgspec
@@ -47,7 +48,8 @@ class Servers:
         self._key = None
 
     async def open(self):
-        made = await ApiKeyStore(self._farm.database).create("scenario", [GrantSpec(Role.ADMIN)], actor="test")
+        keys, name = ApiKeyStore(self._farm.database), f"scenario-{uuid4().hex}"
+        made = await keys.create(name, [GrantSpec(Role.ADMIN)], actor="test")
         self._key = made.plain.text
         return self
 

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rota.agents.admin import AgentAdmin
@@ -98,6 +99,11 @@ async def _count(farm, wanted):
 async def _ended(admin, wanted):
     runs = await admin.history("hourly")
     return runs if len(runs) == wanted else None
+
+
+def test_job_of_an_agent_has_no_principal_whatever_its_code_names():
+    job = msgspec.structs.replace(load_app.load(APP, Path.cwd()).recurring["hourly"].spec.job, principal="ceo")
+    assert submission_of_run(job, AgentRun("hourly", 1, 5000, 6000, 7000)).principal == ""
 
 
 def test_slot_is_the_idempotency_key_of_its_job():

@@ -12,8 +12,9 @@ from rota.infra import failpoints
 from rota.local.datadir import DataDir
 from rota.model.access import Role
 from rota.model.errors import InvalidSetting, SetupFailed
+from rota.model.identity.principals import PrincipalKind
 from rota.model.settings import resolve
-from rota.server.access import ApiKeyStore, KeyCheck
+from rota.server.access import ApiKeyStore, KeyCheck, PrincipalStore
 
 KEY = f"rota_{'0' * 10}_{'0' * 39}"
 
@@ -53,6 +54,22 @@ async def test_invalid_key_of_up_is_replaced(database, tmp_path, how):
     made = endpoint.read_key(tmp_path)
     assert made != kept
     assert (await authenticate(database, made.text)).has_role(Role.ADMIN)
+
+
+async def test_keys_of_up_belong_to_one_principal_unless_it_was_disabled(database, tmp_path):
+    keys, principals = ApiKeyStore(database), PrincipalStore(database)
+    await local_key.ensure_key(database, tmp_path)
+    [first] = await keys.list()
+    await keys.revoke(first.id, actor="ann")
+    await local_key.ensure_key(database, tmp_path)
+    [second] = await keys.list()
+    [principal] = await principals.list()
+    assert first.principal == second.principal == principal.name == first.name
+    assert (principal.kind, principal.is_global) == (PrincipalKind.PERSON, True)
+    await principals.disable(principal.name, actor="ann")
+    await local_key.ensure_key(database, tmp_path)
+    text = endpoint.read_key(tmp_path).text
+    assert (await authenticate(database, text)).principal.name == f"{principal.name}-{endpoint.read_key(tmp_path).id}"
 
 
 async def test_up_that_crashed_before_storing_its_key_reuses_the_key_file(database, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from rota.engine.admission.decision import DeferAll
 from rota.engine.submission.submitter import Submitter
 from rota.infra.nats import BusMessage
 from rota.model.approvals import Voter
-from rota.model.errors import BreakerOpen, Unavailable
+from rota.model.errors import BreakerOpen, SelfApprovalDenied, Unavailable
+from rota.model.identity.principals import Principal, is_unverified
 from rota.model.jobs.submission import LayerSpec, Submission, encode_submission
 from rota.model.policy.decision import PolicyDecision, PolicyEffect
 from rota.model.protocol import SUBMIT_SUBJECT
@@ -142,11 +143,17 @@ async def test_only_allowed_jobs_run_whatever_the_kernel_does(cluster, kernel):
 
 
 async def approved_then_denied(cluster, kernel):
-    """Approved jobs are checked once more: a policy that denies them by then wins."""
+    """Approved jobs are checked once more: a policy that denies them by then wins. Those that no key submitted are
+    rejected."""
     kernel.decisions["approval"] = TABLE["deny"]
-    approver = cluster.replica.engine.approver
+    approver, ann = cluster.replica.engine.approver, Voter(Principal("ann"), "key:ann:1", is_operator=True)
     for each in await approver.approvals.list(most=100):
-        await approver.approve(each, Voter("ann", "key:ann:1", is_operator=True))
+        if is_unverified(each.principal):
+            with pytest.raises(SelfApprovalDenied):
+                await approver.approve(each, ann)
+            await approver.reject(each, ann)
+        else:
+            await approver.approve(each, ann)
 
     async def denied():
         return {state for kind, state in await states(cluster) if kind == "approval"} == {"DENIED"}

@@ -11,9 +11,9 @@ from rota.accounting.admin import QuotaAdmin
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.service import Lifecycle
 from rota.model.access import GrantSpec, Role
-from rota.model.api_key_format import ALPHABET, ENTROPY_BYTES, new_key
 from rota.model.errors import PostgresUnavailable, Unauthenticated, Unavailable
-from rota.server.access import ApiKeyStore, KeyCheck
+from rota.model.identity.api_key_format import ALPHABET, ENTROPY_BYTES, new_key
+from rota.server.access import ApiKeyStore, KeyCheck, PrincipalStore
 from rota.server.access.check import CACHE_TTL_S, UNKNOWN_CACHE_MAX
 from tests.contract.ledger_suite import sql
 from tests.support.placement import ManualClock
@@ -155,6 +155,7 @@ async def test_cancelled_caller_does_not_cancel_the_shared_lookup(key_check, cou
 LATE = new_key(bytes(range(ENTROPY_BYTES)))
 CHANGES = {
     "revoked": lambda keys, key: keys.revoke(key.id, actor="ann"),
+    "disabled": lambda keys, key: PrincipalStore(keys.database).disable(key.principal, actor="ann"),
     "expired": lambda keys, key: keys.database.run(EXPIRE, key.id),
     "renamed": lambda keys, _key: QuotaAdmin(keys.database).rename_show("film", "feature", actor="ann"),
     "deleted": lambda keys, _key: QuotaAdmin(keys.database).delete_show("film", actor="ann"),

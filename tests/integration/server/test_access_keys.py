@@ -9,8 +9,8 @@ import pytest
 from rota.accounting.admin import QuotaAdmin
 from rota.infra import audit, failpoints
 from rota.model.access import GrantSpec, Role
-from rota.model.api_key_format import ENTROPY_BYTES, new_key
 from rota.model.errors import InvalidInput, PostgresUnavailable, Unauthenticated
+from rota.model.identity.api_key_format import ENTROPY_BYTES, new_key
 from rota.server.access import ApiKeyStore, KeyCheck
 from tests.contract.ledger_suite import sql
 from tests.support.harness.lost_replies import lose_reply
@@ -66,7 +66,7 @@ async def test_find_accepts_id_id_prefix_name_and_full_key(keys):
     made = await keys.create("ci", VIEWER, actor="ann")
     for text in (made.key.id, made.key.id[:4], "ci", made.plain.text):
         assert (await keys.find(text)).id == made.key.id
-    other = await keys.create("ci", VIEWER, actor="ann")
+    other = await keys.create("ci", VIEWER, actor="ann", owner="ci")
     with pytest.raises(InvalidInput, match="2 keys match 'ci': use the id of one") as refused:
         await keys.find("ci")
     assert other.key.id in refused.value.sentence

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rota.model.api_key_format import parse_key
+from rota.model.identity.api_key_format import parse_key
 from rota.model.ids import JobId, uuid7
 from rota.server.access import ApiKeyStore
 from rota.server.http import open_streams, sse

@@ -12,7 +12,8 @@ import pytest
 
 from rota.infra.telemetry import tracing
 from rota.model.access import Actor, Grant, Role
-from rota.model.api_key_format import KeyId
+from rota.model.identity.api_key_format import KeyId
+from rota.model.identity.principals import Principal
 from rota.server import services
 from rota.server.http import codec, fast_path, problem_details
 from rota.server.http.middleware import rate_limit
@@ -229,7 +230,7 @@ async def test_body_over_the_limit_is_left_to_the_app():
         return {"type": "http.request", "body": encoded()}
 
     headers = [(name.encode(), value.encode()) for name, value in JSON.items()]
-    user = Actor(KeyId("k"), "ann", (Grant(Role.SUBMITTER),))
+    user = Actor(KeyId("k"), "ann", Principal("ann"), (Grant(Role.SUBMITTER),))
     scope = {"path": f"{PREFIX}/jobs", "method": "POST", "query_string": b"", "headers": headers, "user": user}
     await fast_path.SubmissionFastPath(app, None, body_bytes_max=10)(scope, receive, None)
     assert seen == [await receive()]

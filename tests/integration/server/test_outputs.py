@@ -125,13 +125,15 @@ async def test_show_operator_releases_output_that_others_only_see_listed(farm, a
 
 
 async def test_submitter_cannot_release_output_of_their_own_job(farm, api):
-    ann, bob = await api.client(Role.OPERATOR), await api.client(Role.OPERATOR)
+    ann, bob = await api.client(Role.OPERATOR, name="ann"), await api.client(Role.OPERATOR)
+    laptop = await api.client(Role.ADMIN, name="laptop", owner="ann")
     given = a_job("echo", layer={"input": {"args": [SECRET], "kwargs": {}}})
     job = (await ann.post("/jobs", json=given)).json()["job"]
     await farm.state(job, "OUTPUT_QUARANTINED")
     [line] = (await ann.get(f"/outputs?job={job}")).json()["items"]
     at, why = f"/outputs/{line['id']}/release", {"reason": "It is mine."}
-    problem(await ann.post(at, json=why), 403, "forbidden")
+    for client in (ann, laptop):
+        problem(await client.post(at, json=why), 403, "forbidden")
     assert (await bob.post(at, json=why)).json()["changed"]
 
 

@@ -145,7 +145,8 @@ async def test_key_is_shown_once_and_cannot_grant_more_than_it_has(api, admin):
     grants = [{"role": "admin", "show": "film"}]
     made = await checked(await admin.post("/keys", json={"name": "ann", "grants": grants, "expires_s": 60}), 201)
     ann = await api.raw_client(Authorization=f"Bearer {made['text']}")
-    assert await checked(await ann.get("/me")) == {"key": made["key"]["id"], "name": "ann", "grants": grants}
+    me = {"key": made["key"]["id"], "name": "ann", "principal": "ann", "grants": grants}
+    assert await checked(await ann.get("/me")) == me
     listed = await admin.get("/keys")
     assert made["text"] not in listed.text
     assert {one["name"] for one in listed.json()["items"]} == {"k1", "ann"}

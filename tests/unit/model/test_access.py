@@ -15,6 +15,7 @@ from rota.model.access import (
     ShowRef,
     parse_role,
     require_grant_role,
+    require_key_owner,
     require_role,
     require_role_in_any_show,
     require_submit_role,
@@ -23,8 +24,9 @@ from rota.model.access import (
     validate_grants,
     validate_key_name,
 )
-from rota.model.api_key_format import KeyId
 from rota.model.errors import Forbidden, InvalidInput
+from rota.model.identity.api_key_format import KeyId
+from rota.model.identity.principals import Principal
 from rota.model.jobs.submission import Submission
 
 FILM, SHORT = (ShowRef(UUID(int=number), name) for number, name in ((1, "film"), (2, "short")))
@@ -32,7 +34,7 @@ EVERY_SHOW = None
 
 
 def actor(*grants):
-    return Actor(KeyId("0123456789"), "ci", tuple(Grant(role, show) for role, show in grants))
+    return Actor(KeyId("0123456789"), "laptop", Principal("ci"), tuple(Grant(role, show) for role, show in grants))
 
 
 def test_roles_are_ordered_from_viewer_to_admin():
@@ -76,12 +78,21 @@ def test_listings_are_limited_to_the_visible_shows():
     assert actor((Role.OPERATOR, EVERY_SHOW)).shows_with_role(Role.VIEWER) is None
 
 
+def test_keys_of_a_principal_are_added_by_itself_and_by_admins_of_every_show():
+    require_key_owner(actor((Role.ADMIN, FILM)), "ci")
+    require_key_owner(actor((Role.ADMIN, None)), "ann")
+    for who in (actor((Role.ADMIN, FILM)), actor((Role.OPERATOR, None)), actor()):
+        for principal in ("ann", "laptop", "CI", ""):
+            with pytest.raises(Forbidden, match="can add a key for the principal"):
+                require_key_owner(who, principal)
+
+
 def test_forbidden_error_names_the_current_and_the_required_role():
     with pytest.raises(Forbidden) as refused:
         require_role(actor((Role.VIEWER, FILM)), Role.OPERATOR, "film")
     assert refused.value.sentence == (
-        "The key ci has the role viewer in show film, but this requires operator: use another key, or create one with "
-        "`rota keys create NAME --role operator --show film`."
+        "The key laptop has the role viewer in show film, but this requires operator: use another key, or create one"
+        " with `rota keys create NAME --role operator --show film`."
     )
     assert (refused.value.code, refused.value.facts) == ("forbidden", {"needs": "operator", "has": "viewer"})
     with pytest.raises(Forbidden, match="has no role that applies to every show, but this requires viewer"):

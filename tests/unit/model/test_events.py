@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rota.engine.events.publisher import EventPublisher
 from rota.infra.nats import PublishOutcome, PublishReceipt
 from rota.model.access import Actor
-from rota.model.api_key_format import KeyId
 from rota.model.errors import InvalidInput, NatsUnavailable
 from rota.model.events import (
     JOB_KINDS,
@@ -24,6 +23,8 @@ from rota.model.events import (
     parse_event_kinds,
     to_event_batches,
 )
+from rota.model.identity.api_key_format import KeyId
+from rota.model.identity.principals import Principal
 from rota.model.ids import ShowId
 from rota.model.sse import SseParser, format_event
 from rota.server.http import sse
@@ -179,7 +180,7 @@ def test_batch_encoding_equals_the_events_encoded_one_by_one(sizes, show, facts,
 
 
 async def test_stream_that_was_cancelled_accepts_a_late_end():
-    stream = OpenStream(Actor(KeyId("0" * 10), "k"))
+    stream = OpenStream(Actor(KeyId("0" * 10), "k", Principal("k")))
     with pytest.raises(asyncio.CancelledError):
         async with stream.cancel_on_end():
             raise asyncio.CancelledError

@@ -1,4 +1,7 @@
-"""`rota approvals`: works directly on PostgreSQL, as the current user, who is an operator of every show."""
+"""`rota approvals`: reads directly from PostgreSQL; votes over the HTTP API, as the principal of the key it finds.
+
+A user of the operating system is not a principal: that vote could be the submitter's, who used a key.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ from typing import Final
 import msgspec
 
 from rota.api.jobs import JobView
+from rota.cli.core.api import api_client
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.tables import CliPage, Table
 from rota.cli.db import commands as db_commands
 from rota.cli.jobs.view import decode_value, job_page, json_text
-from rota.cli.quota.actions import current_actor, print_page
-from rota.engine.admission.approvals import Approver, VoteResult
+from rota.cli.quota.actions import print_page
+from rota.client.resource import url_path
+from rota.engine.admission.approvals import Approver
 from rota.engine.admission.controller import AdmissionController
 from rota.engine.queries.jobs import JobQueries
 from rota.infra.postgres import Database, check_current
 from rota.infra.telemetry.redaction import redact
-from rota.model.approvals import Approval, ApprovalState, Voter, approval_view
+from rota.model.approvals import Approval, ApprovalState, ApprovalView, VoteReply, VoteRequest, approval_view
 from rota.model.errors import InvalidInput, NotFound
 from rota.model.ids import JobId, parse_id
 from rota.model.settings import Settings
@@ -36,12 +41,9 @@ TEXT_CHARS_MAX: Final = 2000
 
 class ApprovalContext:
     def __init__(self, database: Database) -> None:
-        # No Redis: a job that waits for approval was never queued, so nothing is booked.
         self.approver = Approver(database, AdmissionController(database, build_completions(database)))
         self.jobs = JobQueries(database)
         self.steps = StepApprovals(Definitions(database), asyncio.Event())
-        self.approver.subjects["step"] = self.steps
-        self.voter = Voter(current_actor(), current_actor(), is_operator=True)
 
 
 def run(settings: Settings, work: Callable[[ApprovalContext], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -82,22 +84,24 @@ async def show_approval(approvals: ApprovalContext, which: str) -> CliPage:
     return CliPage(data, lines)
 
 
-async def approve(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
-    result = await approvals.approver.approve(await approvals.approver.find(which), approvals.voter, reason)
-    return _vote_page(result, "Nothing changed: you already approved it.")
+def approve(settings: Settings, which: str, reason: str, *, form: OutputFormat) -> None:
+    page = asyncio.run(_vote(settings, which, "approve", reason, "Nothing changed: you already approved it."))
+    print_page(page, form=form)
 
 
-async def reject(approvals: ApprovalContext, which: str, reason: str) -> CliPage:
-    result = await approvals.approver.reject(await approvals.approver.find(which), approvals.voter, reason)
-    return _vote_page(result, "Nothing changed: it was already rejected.")
+def reject(settings: Settings, which: str, reason: str, *, form: OutputFormat) -> None:
+    page = asyncio.run(_vote(settings, which, "reject", reason, "Nothing changed: it was already rejected."))
+    print_page(page, form=form)
 
 
-def _vote_page(result: VoteResult, unchanged: str) -> CliPage:
-    data = {"approval": msgspec.to_builtins(approval_view(result.approval)), "changed": result.changed}
-    return CliPage(data, [_outcome_text(result.approval) if result.changed else unchanged])
+async def _vote(settings: Settings, which: str, vote: str, reason: str, unchanged: str) -> CliPage:
+    path, body = url_path("approvals", which, vote), VoteRequest(reason=reason)
+    async with api_client(settings) as client:
+        reply = await client.call("POST", path, VoteReply, idempotent=True, body=body)
+    return CliPage(msgspec.to_builtins(reply), [_outcome_text(reply.approval) if reply.changed else unchanged])
 
 
-def _outcome_text(approval: Approval) -> str:
+def _outcome_text(approval: ApprovalView) -> str:
     what = f"{approval.kind} {approval.subject}"
     match approval.state:
         case ApprovalState.GRANTED:

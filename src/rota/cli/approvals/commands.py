@@ -52,20 +52,20 @@ def approvals_show(context: typer.Context, which: ApprovalArg, form: OutputOptio
 def approvals_approve(
     context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Approve. The job or step continues at quorum; its submitter cannot approve it."""
+    """Approve, as the principal of the API key. It continues at quorum; its submitter cannot approve it."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda approvals: approvals_actions.approve(approvals, which, reason))
+    approvals_actions.approve(load_settings(context, quietly=True).settings, which, reason, form=form)
 
 
 @approvals_app.command("reject")
 def approvals_reject(
     context: typer.Context, which: ApprovalArg, reason: ReasonOption = "", form: OutputOption = OutputFormat.TEXT
 ) -> None:
-    """Reject: the job or step is denied."""
+    """Reject, as the principal of the API key: the job or step is denied."""
     from rota.cli.approvals import actions as approvals_actions
 
-    _print(context, form, lambda approvals: approvals_actions.reject(approvals, which, reason))
+    approvals_actions.reject(load_settings(context, quietly=True).settings, which, reason, form=form)
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[ApprovalContext], Awaitable[CliPage]]) -> None:

@@ -8,16 +8,14 @@ retried. It ends when its output pipe is closed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from rota.cli.core import output
+from rota.cli.core.api import api_client
 from rota.cli.core.output_format import OutputFormat
-from rota.client.endpoint import find_endpoint
 from rota.client.events import follow_events
-from rota.client.http import HttpClient
 from rota.model.errors import Unavailable
 from rota.model.events import RESET_KIND, Event
 from rota.model.settings import Settings
@@ -38,15 +36,12 @@ FAILURE_KINDS: Final = frozenset(
 
 
 async def follow(settings: Settings, filters: Mapping[str, str], after: str, form: OutputFormat) -> None:
-    client = HttpClient(partial(find_endpoint, settings))
-    try:
+    async with api_client(settings) as client:
         async for message in follow_events(
             client, EVENTS_PATH, filters, after=after, on_unavailable=_report_unavailable
         ):
             if not _print_event(message.data, form):
                 return
-    finally:
-        await client.close()
 
 
 def _report_unavailable(error: Unavailable) -> None:

@@ -19,9 +19,10 @@ from rota.cli.db import commands as db_commands
 from rota.cli.quota.actions import current_actor, print_page
 from rota.infra.postgres import check_current
 from rota.model.access import GrantSpec, Role, parse_role
+from rota.model.identity.principals import parse_kind
 from rota.model.settings import Settings
 from rota.model.units import humanize_duration, parse_duration
-from rota.server.access import ApiKey, ApiKeyStore
+from rota.server.access import ApiKey, ApiKeyStore, NewPrincipal
 
 NO_KEYS = "There is no key: `rota keys create NAME --role ROLE` creates one."
 SHOWN_ONCE_NOTE = "It is shown only once: store it where only its user can read it."
@@ -37,15 +38,24 @@ def run(settings: Settings, work: Callable[[ApiKeyStore], Awaitable[CliPage]], *
 
 
 async def create_key(
-    keys: ApiKeyStore, name: str, role: str, shows: Sequence[str] | None, expires: str | None
+    keys: ApiKeyStore,
+    name: str,
+    role: str,
+    shows: Sequence[str] | None,
+    expires: str | None,
+    *,
+    principal: str | None,
+    kind: str,
 ) -> CliPage:
     specs = _grant_specs(parse_role(role), shows)
     lasts_s = None if expires is None else parse_duration(expires)
     duplicates = [key for key in await keys.list() if key.name == name]
-    created = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s)
+    owner = principal or NewPrincipal(parse_kind(kind))
+    created = await keys.create(name, specs, actor=current_actor(), expires_s=lasts_s, owner=owner)
     notes = [_duplicate_note(duplicate) for duplicate in duplicates]
     expiry = f", until {_format_time(created.key.expires_at)}" if created.key.expires_at else ""
-    text = f"Created key {created.key.id} ({name}): {_grants_text(created.key)}{expiry}."
+    belongs = f" of {principal}" if principal else ""
+    text = f"Created key {created.key.id} ({name}){belongs}: {_grants_text(created.key)}{expiry}."
     return CliPage(
         _data(created.key) | {"key": created.plain.text, "notes": notes},
         [text, created.plain.text, SHOWN_ONCE_NOTE, *notes],
@@ -68,7 +78,7 @@ async def list_keys(keys: ApiKeyStore, *, everything: bool) -> CliPage:
     found = await keys.list(revoked=everything)
     if not found:
         return CliPage([], [NO_KEYS])
-    columns = ("id", "name", "may", "state", "made", "expires", "last used")
+    columns = ("id", "name", "principal", "may", "state", "made", "expires", "last used")
     return CliPage([_data(key) for key in found], [Table(columns, [_row(key) for key in found])])
 
 
@@ -86,7 +96,7 @@ async def revoke_key(keys: ApiKeyStore, text: str) -> CliPage:
 def _row(key: ApiKey) -> tuple[object, ...]:
     expires = _format_time(key.expires_at) if key.expires_at else "never"
     used = _age_text(key.last_used_at) if key.last_used_at else "never"
-    return key.id, key.name, _grants_text(key), key.state, _age_text(key.created_at), expires, used
+    return key.id, key.name, key.principal, _grants_text(key), key.state, _age_text(key.created_at), expires, used
 
 
 def _data(key: ApiKey) -> dict[str, object]:

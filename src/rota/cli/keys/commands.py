@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rota.cli.core.tables import CliPage
     from rota.server.access import ApiKeyStore
 
+KindOption = Annotated[str, typer.Option(metavar="KIND", help="Of a new principal: person or service.")]
 keys_app = command_group(
     "API keys and their roles.\n\n"
     "A viewer reads; a submitter also submits, cancels and retries jobs; an operator also sets priority CRITICAL and "
@@ -36,12 +37,26 @@ def keys_create(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Lifetime, such as 12h or 30d.", show_default=False)
     ] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="PRINCIPAL",
+            help="Whom it belongs to; default: a new principal with the name of the key.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: KindOption = "service",
     form: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Create a key. It is shown only once."""
     from rota.cli.keys import actions as keys_actions
 
-    _print(context, form, lambda keys: keys_actions.create_key(keys, name, role, show, expires))
+    _print(
+        context,
+        form,
+        lambda keys: keys_actions.create_key(keys, name, role, show, expires, principal=principal, kind=kind),
+    )
 
 
 @keys_app.command("list")

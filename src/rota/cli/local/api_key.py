@@ -1,5 +1,7 @@
 """The API key of a `rota up`: created once, stored in the data directory, and registered in PostgreSQL.
 
+It belongs to a principal of the machine, `up-HOST`, and so does the key that replaces it.
+
 The file is written first: after a crash before the registration, the next `rota up` registers the key in the file. A
 revoked or expired key stays so, and a new one is created; this is how a key is replaced.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +19,10 @@ from rota.client import endpoint
 from rota.infra import failpoints
 from rota.infra.postgres import Database
 from rota.model.access import GrantSpec, Role
-from rota.model.api_key_format import ENTROPY_BYTES, PlainKey, new_key
-from rota.model.errors import Unauthenticated
-from rota.server.access import ApiKeyStore, KeyCheck
+from rota.model.errors import NameTaken, PrincipalDisabled, Unauthenticated
+from rota.model.identity.api_key_format import ENTROPY_BYTES, PlainKey, new_key
+from rota.model.identity.principals import PrincipalKind
+from rota.server.access import ApiKeyStore, KeyCheck, PrincipalStore
 
 ACTOR: Final = "rota up"
 
@@ -44,8 +48,18 @@ async def _is_accepted(database: Database, stored: PlainKey) -> bool:
 
 
 async def _register(database: Database, key: PlainKey) -> bool:
-    added = await ApiKeyStore(database).add(key, _key_name(), [GrantSpec(Role.ADMIN)], actor=ACTOR)
-    return added is not None
+    name = _key_name()
+    for owner in (name, f"{name[:53]}-{key.id}"):
+        await _ensure_principal(database, owner)
+        with suppress(PrincipalDisabled):  # the second name is new
+            added = await ApiKeyStore(database).add(key, name, [GrantSpec(Role.ADMIN)], actor=ACTOR, owner=owner)
+            return added is not None
+    return False
+
+
+async def _ensure_principal(database: Database, name: str) -> None:
+    with suppress(NameTaken):
+        await PrincipalStore(database).create(name, PrincipalKind.PERSON, actor=ACTOR)
 
 
 def _key_name() -> str:

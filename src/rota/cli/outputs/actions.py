@@ -1,4 +1,4 @@
-"""`rota outputs`: each command is one read, or one change with its audit entry, directly in PostgreSQL.
+"""`rota outputs`: reads directly from PostgreSQL; decides over the HTTP API, as the principal of the key it finds.
 
 After a lost reply the same command can be repeated: release and redaction are idempotent.
 """
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from rota.accounting.admin import QuotaAdmin
+from rota.cli.core.api import api_client
 from rota.cli.core.output_format import OutputFormat
 from rota.cli.core.resolve_ids import find_job
 from rota.cli.core.tables import CliPage, Table
@@ -20,12 +21,13 @@ from rota.cli.dlq.view import format_time
 from rota.cli.jobs.view import decode_value
 from rota.cli.local.up import with_local_store
 from rota.cli.quota.actions import current_actor, print_page
+from rota.client.resource import url_path
 from rota.engine.engine import store_target
-from rota.engine.outputs.review import OutputReview, OutputReviewer, ReviewState
+from rota.engine.outputs.review import OutputReview, ReviewState
 from rota.engine.queries.jobs import JobQueries
 from rota.infra.blob_store import BlobStore
 from rota.infra.postgres import Database, check_current
-from rota.model.policy.outputs import OutputCheck, OutputReviewResult, OutputSummary, OutputView
+from rota.model.policy.outputs import OutputCheck, OutputReviewRequest, OutputReviewResult, OutputSummary, OutputView
 from rota.model.settings import Settings
 from rota.queue import Queue
 from rota.runtime import build_completions
@@ -38,7 +40,6 @@ class OutputContext(msgspec.Struct, frozen=True):
 
     database: Database
     desk: OutputReview
-    who: OutputReviewer
 
 
 def run(settings: Settings, work: Callable[[OutputContext], Awaitable[CliPage]], *, form: OutputFormat) -> None:
@@ -47,8 +48,7 @@ def run(settings: Settings, work: Callable[[OutputContext], Awaitable[CliPage]],
             await check_current(database)
             store = BlobStore(database, store_target(with_local_store(settings)))
             review = OutputReview(database, store, Queue(database), build_completions(database))
-            who = OutputReviewer(current_actor(), (current_actor(),))
-            return await work(OutputContext(database, review, who))
+            return await work(OutputContext(database, review))
 
     print_page(asyncio.run(done()), form=form)
 
@@ -68,18 +68,26 @@ async def show_output(at: OutputContext, output: int, *, reveal: bool) -> CliPag
     data = msgspec.to_builtins(view.line) | {"checks": msgspec.to_builtins(view.checks), "artifacts": view.artifacts}
     parts: list[str | Table] = [*_output_lines(view), _findings_table(view.checks)]
     if reveal:
-        value = decode_value(await at.desk.content(output, at.who))
+        value = decode_value(await at.desk.content(output, current_actor()))
         data["value"] = value
         parts.append(f"value    {value}")
     return CliPage(data, parts)
 
 
-async def release_output(at: OutputContext, output: int, reason: str) -> CliPage:
-    return _change_page(await at.desk.release(output, at.who, reason), "Released")
+def release_output(settings: Settings, output: int, reason: str, *, form: OutputFormat) -> None:
+    body = OutputReviewRequest(reason=reason)
+    print_page(_change_page(asyncio.run(_decide(settings, output, "release", body)), "Released"), form=form)
 
 
-async def redact_output(at: OutputContext, output: int, reason: str, *, whole: bool) -> CliPage:
-    return _change_page(await at.desk.redact(output, at.who, reason, whole=whole), "Redacted")
+def redact_output(settings: Settings, output: int, reason: str, *, whole: bool, form: OutputFormat) -> None:
+    body = OutputReviewRequest(reason=reason, whole=whole)
+    print_page(_change_page(asyncio.run(_decide(settings, output, "redact", body)), "Redacted"), form=form)
+
+
+async def _decide(settings: Settings, output: int, act: str, body: OutputReviewRequest) -> OutputReviewResult:
+    path = url_path("outputs", str(output), act)
+    async with api_client(settings) as client:
+        return await client.call("POST", path, OutputReviewResult, idempotent=True, body=body)
 
 
 def _change_page(view: OutputReviewResult, verb: str) -> CliPage:

@@ -73,7 +73,7 @@ def outputs_release(
     """Make an output readable as the frame produced it, after a false positive."""
     from rota.cli.outputs import actions as outputs_actions
 
-    _print(context, form, lambda at: outputs_actions.release_output(at, output, reason))
+    outputs_actions.release_output(load_settings(context, quietly=True).settings, output, reason, form=form)
 
 
 @outputs_app.command("redact")
@@ -87,7 +87,8 @@ def outputs_redact(
     """Make an output readable without the parts that scanners found."""
     from rota.cli.outputs import actions as outputs_actions
 
-    _print(context, form, lambda at: outputs_actions.redact_output(at, output, reason, whole=whole))
+    settings = load_settings(context, quietly=True).settings
+    outputs_actions.redact_output(settings, output, reason, whole=whole, form=form)
 
 
 def _print(context: typer.Context, form: OutputFormat, work: Callable[[OutputContext], Awaitable[CliPage]]) -> None:

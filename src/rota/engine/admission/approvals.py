@@ -8,9 +8,10 @@
 | expiry | expired | DENIED, with a dead letter, by the leader |
 | the job ends | closed, by the statement that ends it | |
 
-Lock order: the subject, then the approval. Cancel, vote and expiry all use it, so they cannot deadlock. The second of
-two concurrent requests sees the effect of the first and reports it. If the process dies before the commit, nothing
-happened; after it, the message to the admission controller is in the outbox, and the replayer is the safety net.
+Lock order: the subject, the approval, then the voter. Cancel, vote and expiry all use it, so they cannot deadlock. The
+second of two concurrent requests sees the effect of the first and reports it. If the process dies before the commit,
+nothing happened; after it, the message to the admission controller is in the outbox, and the replayer is the safety
+net.
 
 Other kinds of subjects (a workflow step) register in `subjects`: how to lock one, and how to apply the decision.
 """
@@ -30,6 +31,7 @@ from rota.engine.admission.decision import AdmissionDecision, AdmissionVerdict
 from rota.engine.admission.transitions import approve
 from rota.engine.completion.job_ends import JobEnd
 from rota.engine.completion.publisher import CompletionResult
+from rota.engine.principal_state import check_active
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Transaction, query
@@ -109,12 +111,13 @@ class Approver:
         async with self.database.transaction() as tx:
             stored = await self.subjects[request.kind].lock(tx, request.subject)
             approval = await self.approvals.lock(tx, request.id)
-            check_voter(approval, voter)
+            check_voter(approval, voter, agrees=agrees)
+            await check_active(tx, voter.principal)
             if _is_repeated_vote(approval, voter, agrees=agrees):
                 return VoteResult(approval, changed=False)
             check_pending(approval)
             _check_unchanged(approval, stored, agrees=agrees)
-            approval = await self.approvals.vote(tx, approval, voter.name, reason, agrees=agrees)
+            approval = await self.approvals.vote(tx, approval, voter.principal.name, reason, agrees=agrees)
             state = _state_after_vote(approval, agrees=agrees)
             after = await self._decide(tx, approval, state, voter.audited, reason)
             approval = await self.approvals.get(approval.id, on=tx)

@@ -2,8 +2,9 @@
 
 No frame runs again: a release makes the stored output readable. It is one transaction under the lock of the frame's
 end, which also deletes a pending scan, so a concurrent verdict finds it gone and is dropped. The submitter of a job, by
-key or by the actor that the submission names, may not decide about its outputs. Every decision is audited with its
-reason, and so is every read of a withheld output. Repeating a decision changes nothing.
+principal or by the actor that the submission names, may not decide about its outputs; without a verified submitter, no
+reviewer may. Every decision is audited with its reason, and so is every read of a withheld output. Repeating a decision
+changes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from rota.engine.outputs.async_scanner import COUNT_QUARANTINED, RELEASE_DEPENDE
 from rota.engine.outputs.frame_end_lock import FrameEndKey, lock_frame_ends
 from rota.engine.outputs.stored_parts import stored_parts
 from rota.engine.outputs.sync_check import OutputStateChange, SyncOutputChecker
+from rota.engine.principal_state import check_active
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.blob_store import BlobStore
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.artifacts import format_artifact, parse_artifact
 from rota.model.errors import Forbidden, InvalidInput, NotFound, Refused
+from rota.model.identity.principals import Principal, is_unverified
 from rota.model.ids import JobId, ShowId
 from rota.model.policy.outputs import (
     OutputCheck,
@@ -59,10 +62,10 @@ _CHECKS = msgspec.json.Decoder(list[OutputCheck])
 
 
 class OutputReviewer(msgspec.Struct, frozen=True):
-    """A reviewer: the name for the audit trail, and all names that a submission may have for them."""
+    """A principal who decides about outputs, with the name for the audit trail."""
 
     audited: str
-    names: tuple[str, ...]
+    principal: Principal
 
 
 class OutputReview:
@@ -92,12 +95,12 @@ class OutputReview:
         files = [name for _, name in map(parse_artifact, row["artifacts"] or ())]
         return OutputView(line=_output_summary(row), checks=checks, artifacts=files)
 
-    async def content(self, output: int, who: OutputReviewer, part: str = "value") -> bytes:
+    async def content(self, output: int, audited: str, part: str = "value") -> bytes:
         """The original output, even if redacted or withheld: its value as msgpack, or with `artifact:NAME` a file."""
-        content = await self.locate_content(output, who, part)
+        content = await self.locate_content(output, audited, part)
         return content if isinstance(content, bytes) else await self.store.get(content)
 
-    async def locate_content(self, output: int, who: OutputReviewer, part: str = "value") -> bytes | str:
+    async def locate_content(self, output: int, audited: str, part: str = "value") -> bytes | str:
         """The same, or a pointer to it; the access is recorded."""
         row = await self._row(output)
         pointers = _pointers(row)
@@ -106,7 +109,7 @@ class OutputReview:
                 f"Output {output} has no part {part[:64]!r}: it has value, and {', '.join(pointers) or 'no file'}."
             )
         detail = {"show": str(row["pk_show"]), "output": output, "part": part}
-        entry = AuditEntry(who.audited, "output.read", f"job:{row['job']}", detail)
+        entry = AuditEntry(audited, "output.read", f"job:{row['job']}", detail)
         async with self.database.transaction() as tx:
             await audit.append(tx, [entry])
         if part == "value" and part not in pointers:
@@ -118,6 +121,7 @@ class OutputReview:
         row = await self._reviewable_row(output, who, reason)
         ended: list[JobEnd] = []
         async with self.database.transaction() as tx:
+            await check_active(tx, who.principal)
             mode = await tx.value(DELETE_SCAN, output)
             failpoints.hit("outputs.after_stop")
             now = await _locked_end(tx, row)
@@ -153,6 +157,7 @@ class OutputReview:
         decision = OutputPolicyDecision(says=OutputEffect.REDACT, reason=reason, findings=tuple(findings))
         ended: list[JobEnd] = []
         async with self.database.transaction(idle_s=self.database.target.idle_in_transaction_s) as tx:
+            await check_active(tx, who.principal)
             mode = await tx.value(DELETE_SCAN, output)
             now = await _locked_end(tx, row)
             if now is None or now["output"] not in (OutputRestriction.HELD, OutputRestriction.QUARANTINED):
@@ -215,8 +220,19 @@ class OutputReview:
 
 
 def forbid_self_review(meta: OutputMeta, who: OutputReviewer) -> None:
-    submitters = {name for name in (meta.principal, meta.actor_id) if name}
-    if not submitters.isdisjoint(who.names):
+    name, submitters = who.principal.name, {name for name in (meta.principal, meta.actor_id) if name}
+    if is_unverified(name):
+        raise Forbidden(
+            f"{name} is not a principal: decide about outputs with a key, through the API or `rota outputs`.",
+            reason="unverified",
+        )
+    if is_unverified(meta.principal):
+        raise Forbidden(
+            f"{meta.principal} submitted the job without a key, so that {name} may be the submitter: submit it or"
+            " retry it with a key.",
+            reason="self_release",
+        )
+    if not submitters.isdisjoint(who.principal.names):
         raise Forbidden(
             "The submitter of a job may not decide about its outputs: ask another reviewer.",
             reason="self_release",

@@ -1,5 +1,8 @@
 """Submissions from the bus (`sys.job.submit`), with the same validation as every other interface.
 
+Nothing proves who published a message: the principal that it names is stored as a claim, `bus:NAME`, which equals no
+principal.
+
 Redelivery is idempotent: a submission without an idempotency key gets one made of its stream sequence number and
 storage time. A refused submission is dead-lettered with the reason and then terminated; if the process dies in
 between, the dead letter is still written once, because its cause names the message.
@@ -15,13 +18,14 @@ from msgspec.structs import replace
 
 from rota.api.admin import DeadLetter
 from rota.engine.completion.report_consumer import INVALID_MESSAGES
-from rota.engine.submission.submitter import Submitter, validate_submissions
+from rota.engine.submission.submitter import Submitter
 from rota.infra import failpoints
 from rota.infra.nats import Acknowledgement, BatchConsumer, BatchProcessor, Bus, ConsumerSpec, Delivery, Terminate
 from rota.infra.nats.topology import with_limits
 from rota.infra.telemetry import tracing
 from rota.model.errors import IdempotencyConflict, InvalidInput
-from rota.model.jobs.validation import ValidatedSubmission
+from rota.model.jobs.submission import decode_submission
+from rota.model.jobs.validation import ValidatedSubmission, validate_unverified
 from rota.model.protocol import SUBMIT_SUBJECT
 from rota.model.reasons import DeadLetterReason
 from rota.model.settings.servers import NatsSettings
@@ -78,7 +82,8 @@ class BusSubmissionConsumer:
         await self._dead_letters.add([dead_letter])
 
     def _validate(self, delivery: Delivery) -> ValidatedSubmission:
-        [plan] = validate_submissions([delivery.data], may_be_critical=self._may_be_critical)
+        submission = decode_submission(delivery.data)
+        plan = validate_unverified(submission, "bus", may_be_critical=self._may_be_critical)
         if plan.key is not None:
             return plan
         return replace(plan, key=_message_key(delivery), digest=sha256(delivery.data).digest())

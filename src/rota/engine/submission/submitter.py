@@ -34,8 +34,9 @@ from rota.infra.postgres import Database, Transaction
 from rota.infra.postgres.foreign import Rows, async_fetch, sync_fetch
 from rota.infra.telemetry import metrics
 from rota.model.errors import InvalidInput
+from rota.model.identity.principals import UnverifiedFace
 from rota.model.jobs.submission import Submission, SubmitResult, decode_submission, encode_submission
-from rota.model.jobs.validation import ValidatedSubmission, validate_submission
+from rota.model.jobs.validation import ValidatedSubmission, validate_submission, validate_unverified
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -162,7 +163,7 @@ async def submit_on_async(
 ) -> list[SubmitResult]:
     """In an open transaction of asyncpg, psycopg (async) or SQLAlchemy (async), without a database of ours."""
     fetch = async_fetch(connection)
-    plans = validate_submissions(submissions, may_be_critical=may_be_critical)
+    plans = validate_submissions(submissions, may_be_critical=may_be_critical, face="sql")
     if not plans:
         return []
     with SubmissionSpans(plans) as submitting:
@@ -188,7 +189,7 @@ def submit_on_sync(
 ) -> list[SubmitResult]:
     """The same, in an open transaction of psycopg, SQLAlchemy or Django."""
     fetch = sync_fetch(connection)
-    plans = validate_submissions(submissions, may_be_critical=may_be_critical)
+    plans = validate_submissions(submissions, may_be_critical=may_be_critical, face="sql")
     if not plans:
         return []
     with SubmissionSpans(plans) as submitting:
@@ -220,9 +221,13 @@ def validate_decoded(submissions: Sequence[Submission]) -> list[ValidatedSubmiss
 
 
 def validate_submissions(
-    submissions: Sequence[SubmissionInput], *, may_be_critical: bool = False, own: frozenset[str] = frozenset()
+    submissions: Sequence[SubmissionInput],
+    *,
+    may_be_critical: bool = False,
+    own: frozenset[str] = frozenset(),
+    face: UnverifiedFace | None = None,
 ) -> list[ValidatedSubmission]:
-    """Validate each submission as untrusted input."""
+    """Validate each submission as untrusted input; from a `face` without keys, its principal becomes a claim."""
     if len(submissions) > BATCH_MAX:
         raise InvalidInput(f"{len(submissions)} submissions are too many for one call: submit {BATCH_MAX} at a time.")
     messages = [
@@ -232,7 +237,7 @@ def validate_submissions(
         raise InvalidInput(
             f"Submissions of more than {BATCH_BYTES_MAX} bytes are too large for one call: submit them in parts."
         )
-    return [
-        validate_submission(decode_submission(message), may_be_critical=may_be_critical, own=own)
-        for message in messages
-    ]
+    decoded = [decode_submission(message) for message in messages]
+    if face is not None:
+        return [validate_unverified(each, face, may_be_critical=may_be_critical) for each in decoded]
+    return [validate_submission(each, may_be_critical=may_be_critical, own=own) for each in decoded]

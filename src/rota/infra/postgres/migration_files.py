@@ -32,7 +32,7 @@ from rota.model.errors import MigrationRefused
 
 Phase = Literal["pre", "post"]
 NO_TRANSACTION = "-- no transaction"
-FUNCTIONS_REVISION = 24
+FUNCTIONS_REVISION = 26
 """Increment it with every change of a function file; `schema.lock` in the tests compares it with their checksums."""
 _NAME = re.compile(r"(\d{4})_(pre|post)_([a-z0-9_]+)\.sql")
 

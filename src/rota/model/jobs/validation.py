@@ -20,6 +20,7 @@ from msgspec.structs import astuple, replace
 
 from rota.model.artifacts import check_patterns
 from rota.model.errors import InvalidInput
+from rota.model.identity.principals import UnverifiedFace, unverified_name
 from rota.model.jobs import frame_ranges
 from rota.model.jobs.frame_ranges import FRAMES_MAX, FrameSet
 from rota.model.jobs.submission import (
@@ -159,6 +160,18 @@ def validate_submission(
             if len(bare) <= CACHED_BYTES_MAX:
                 return _with_own_parts(_validate_cached(bare, may_be_critical, own), submission, layer)
     return _validate(submission, may_be_critical, own)
+
+
+def validate_unverified(
+    submission: Submission, face: UnverifiedFace, *, may_be_critical: bool = False
+) -> ValidatedSubmission:
+    """The same for a submission that came without a key: its principal becomes a claim.
+
+    The digest, which tells a repetition from another submission under the same key, is that of the submission as sent.
+    """
+    claim = unverified_name(face, submission.principal)
+    plan = validate_submission(replace(submission, principal=claim), may_be_critical=may_be_critical)
+    return plan if plan.key is None else replace(plan, digest=_digest(submission))
 
 
 def _with_own_parts(shared: ValidatedSubmission, submission: Submission, layer: LayerSpec) -> ValidatedSubmission:

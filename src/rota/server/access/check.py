@@ -2,11 +2,12 @@
 
 - A key is accepted only if PostgreSQL confirmed it within `CACHE_TTL_S`. While PostgreSQL is unavailable, cached keys
   stay valid for the rest of that time and all others get Unavailable.
-- The whole cache is cleared when any key, grant or show name changes (NOTIFY), and after a reconnect, when
-  notifications may have been missed. A lookup that was in flight meanwhile answers its waiters and is not cached.
+- The whole cache is cleared when any key, grant or show name changes or a principal is disabled (NOTIFY), and after a
+  reconnect, when notifications may have been missed. A lookup that was in flight meanwhile answers its waiters and is
+  not cached.
 - Expiry follows PostgreSQL's clock: the row carries the remaining time, which is counted down on the monotonic clock.
 - Digests are compared in constant time, for unknown ids too. Only a caller with the right secret learns that the key
-  expired or was revoked.
+  expired, was revoked or belongs to a disabled principal.
 - Guessing cannot cause a query storm: one batched statement is in flight at a time. Unknown ids have a cache of their
   own, so they cannot evict known keys.
 
@@ -24,14 +25,16 @@ from typing import Final
 import asyncpg
 import msgspec
 
+from rota.api.admin import KeyState
 from rota.infra.clock import Clock, SystemClock
-from rota.infra.postgres import Database, Notifications, query
+from rota.infra.postgres import Database, Notifications, Record, query
 from rota.infra.service import Lifecycle, Service
 from rota.infra.telemetry import metrics
 from rota.model.access import Actor
-from rota.model.api_key_format import KeyId, PlainKey, parse_key
 from rota.model.errors import PostgresUnavailable, RotaError, Unauthenticated
-from rota.server.access.keys import ApiKeyState, decode_grants
+from rota.model.identity.api_key_format import KeyId, PlainKey, parse_key
+from rota.model.identity.principals import Principal
+from rota.server.access.keys import decode_grants
 from rota.server.access.uses import KeyUseRecorder
 
 LOOKUP_KEYS = query(__package__, "keys_look")
@@ -50,7 +53,7 @@ class KeyLookup(msgspec.Struct, frozen=True):
     at_s: float
     digest: bytes
     actor: Actor | None = None
-    state: ApiKeyState = "active"
+    state: KeyState = "active"
     expires_s: float | None = None
     """On the same monotonic clock as `at_s`."""
 
@@ -142,6 +145,11 @@ class KeyCheck:
             )
         if lookup.state == "revoked":
             raise Unauthenticated("The API key was revoked: create another with `rota keys create`.", reason="revoked")
+        if lookup.state == "disabled":
+            raise Unauthenticated(
+                f"The principal {lookup.actor.principal.name} of this API key is disabled: use a key of another one.",
+                reason="disabled",
+            )
         if lookup.state == "expired" or self._has_expired(lookup):
             raise Unauthenticated("The API key has expired: create another with `rota keys create`.", reason="expired")
         return lookup.actor
@@ -184,7 +192,7 @@ class KeyCheck:
             ) from error
         found = {key: KeyLookup(at_s, self._dummy_digest) for key in keys}
         for row in rows:
-            actor = Actor(KeyId(row["id"]), row["name"], decode_grants(row["grants"]))
+            actor = _actor_from_row(row)
             remaining_s = row["expires_in_s"]
             expires_s = None if remaining_s is None else at_s + remaining_s
             found[actor.key] = KeyLookup(at_s, row["digest"], actor, row["state"], expires_s)
@@ -192,3 +200,8 @@ class KeyCheck:
             for key, lookup in found.items():
                 (self._unknown if lookup.actor is None else self._known).put(key, lookup)
         return found
+
+
+def _actor_from_row(row: Record) -> Actor:
+    principal = Principal(row["principal"], row["b_global"], row["shared_name"])
+    return Actor(KeyId(row["id"]), row["name"], principal, decode_grants(row["grants"]))

@@ -9,19 +9,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 import asyncpg
 import msgspec
 
 from rota.accounting.resources import unknown_name_error
+from rota.api.admin import KeyState
 from rota.infra import audit, failpoints
 from rota.infra.audit import AuditEntry
 from rota.infra.postgres import Database, Record, Transaction, query
 from rota.model.access import Grant, GrantSpec, validate_expiry, validate_grants, validate_key_name
-from rota.model.api_key_format import ENTROPY_BYTES, KeyId, PlainKey, new_key, without_secret
-from rota.model.errors import InvalidInput, NotFound
+from rota.model.errors import InvalidInput, NotFound, Refused
+from rota.model.identity.api_key_format import ENTROPY_BYTES, KeyId, PlainKey, new_key, without_secret
+from rota.model.identity.principals import PrincipalId, PrincipalKind
 from rota.model.ids import ShowId
+from rota.server.access.principals import add_principal, hold_principal
 
 ADD = query(__package__, "key_add")
 GRANT = query(__package__, "key_grant")
@@ -29,7 +32,6 @@ SHOWS = query(__package__, "key_shows")
 LIST = query(__package__, "key_list")
 REVOKE = query(__package__, "key_revoke")
 
-ApiKeyState = Literal["active", "expired", "revoked"]
 PREFIX_CHARS_MIN: Final = 4
 
 
@@ -38,13 +40,25 @@ class ApiKey(msgspec.Struct, frozen=True):
 
     id: KeyId
     name: str
+    principal: str
+    """The name of its principal."""
     grants: tuple[Grant, ...]
-    state: ApiKeyState
+    state: KeyState
     created_at: datetime
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     """Accurate to about a minute."""
     revoked_at: datetime | None = None
+
+
+class NewPrincipal(msgspec.Struct, frozen=True):
+    """The principal that a new key gets under its own name."""
+
+    kind: PrincipalKind = PrincipalKind.SERVICE
+    is_global: bool = True
+
+
+NEW_SERVICE: Final = NewPrincipal()
 
 
 class IssuedApiKey(msgspec.Struct, frozen=True):
@@ -63,24 +77,43 @@ class ApiKeyStore:
         """Called after the commit: clears this process's key cache without waiting for the notification."""
 
     async def create(
-        self, name: str, grants: Sequence[GrantSpec], *, actor: str, expires_s: float | None = None
+        self,
+        name: str,
+        grants: Sequence[GrantSpec],
+        *,
+        actor: str,
+        expires_s: float | None = None,
+        owner: str | NewPrincipal = NEW_SERVICE,
     ) -> IssuedApiKey:
-        """Create a key that expires in `expires_s`, or never."""
+        """Create a key that expires in `expires_s`, or never.
+
+        `owner` is an existing principal, or the kind of a new one with the name of the key.
+        """
         plain = new_key(secrets.token_bytes(ENTROPY_BYTES))
-        stored = await self.add(plain, name, grants, actor=actor, expires_s=expires_s)
+        stored = await self.add(plain, name, grants, actor=actor, expires_s=expires_s, owner=owner)
         assert stored is not None, "an id of 50 random bits was taken"
         return IssuedApiKey(stored, plain)
 
     async def add(
-        self, plain: PlainKey, name: str, grants: Sequence[GrantSpec], *, actor: str, expires_s: float | None = None
+        self,
+        plain: PlainKey,
+        name: str,
+        grants: Sequence[GrantSpec],
+        *,
+        actor: str,
+        expires_s: float | None = None,
+        owner: str | NewPrincipal = NEW_SERVICE,
     ) -> ApiKey | None:
         """Store an existing key. None, with nothing changed, if its id is taken."""
         validate_key_name(name)
         lifetime_s, specs = validate_expiry(expires_s), validate_grants(grants)
         async with self.database.transaction() as tx:
             shows = await _resolve_shows(tx, specs)
-            if await tx.value(ADD, plain.id, plain.digest, name, lifetime_s) is None:
+            if await tx.row(LIST, True, [plain.id]) is not None:
                 return None
+            principal = await _principal_of(tx, name, owner)
+            if await tx.value(ADD, plain.id, plain.digest, name, lifetime_s, principal) is None:
+                raise Refused("The same key is being added by another process: try again.")
             await _insert_grants(tx, plain.id, specs, shows)
             return await _record(tx, actor, "key.create", None, await _get(tx, plain.id))
 
@@ -114,6 +147,12 @@ class ApiKeyStore:
         if self._on_revoked is not None:
             self._on_revoked()
         return revoked, True
+
+
+async def _principal_of(tx: Transaction, name: str, owner: str | NewPrincipal) -> PrincipalId:
+    if isinstance(owner, str):
+        return await hold_principal(tx, owner)
+    return await add_principal(tx, name, owner.kind, is_global=owner.is_global)
 
 
 async def _resolve_shows(tx: Transaction, specs: Sequence[GrantSpec]) -> Mapping[str, ShowId]:
@@ -151,13 +190,20 @@ def _audit_fields(key: ApiKey | None) -> Mapping[str, object] | None:
     if key is None:
         return None
     grants = [str(grant) for grant in key.grants]
-    return {"name": key.name, "grants": grants, "state": key.state, "expires": msgspec.to_builtins(key.expires_at)}
+    return {
+        "name": key.name,
+        "principal": key.principal,
+        "grants": grants,
+        "state": key.state,
+        "expires": msgspec.to_builtins(key.expires_at),
+    }
 
 
 def _key_from_row(row: Record) -> ApiKey:
     return ApiKey(
         id=KeyId(row["id"]),
         name=row["name"],
+        principal=row["principal"],
         grants=decode_grants(row["grants"]),
         state=row["state"],
         created_at=row["ts_created"],

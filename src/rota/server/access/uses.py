@@ -12,7 +12,7 @@ from typing import Final
 from rota.infra.clock import Clock
 from rota.infra.postgres import Database, query
 from rota.infra.service import Lifecycle
-from rota.model.api_key_format import KeyId
+from rota.model.identity.api_key_format import KeyId
 
 RECORD_USES = query(__package__, "keys_used")
 FLUSH_INTERVAL_S: Final = 10.0

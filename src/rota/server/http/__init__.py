@@ -25,7 +25,7 @@ Invariants and who enforces them:
 - A job in a show that the key cannot view gets the same response as an unknown id: `visibility`.
 - Every error is a problem document with a stable code and one sentence: `problem_details`.
 - The API adds no rules: handlers call the engine, accounting and the queue, and return their results.
-- Every change is in the audit log under the name of the key; a submission carries that name as `principal` instead.
+- Every change is in the audit log under the principal and the id of the key; a submission carries the principal.
 
 If the server dies between the effect and the response, the client does not know the outcome: it can repeat a submission
 with the same idempotency key; after other calls it reads the state.

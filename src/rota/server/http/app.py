@@ -21,7 +21,7 @@ from rota.server.http.middleware import errors
 from rota.server.http.middleware.authentication import PREFIX
 from rota.server.http.middleware.encoded_slashes import restore_slashes
 from rota.server.http.permissions import ROLE, ROLE_SCOPE, authorize, requires
-from rota.server.http.routes.admin import AdminRoutes, KeyRoutes, LedgerRoutes
+from rota.server.http.routes.admin import AdminRoutes, KeyRoutes, LedgerRoutes, PrincipalRoutes
 from rota.server.http.routes.agents import AgentRoutes
 from rota.server.http.routes.approvals import ApprovalRoutes
 from rota.server.http.routes.events import EventRoutes
@@ -56,6 +56,7 @@ CONTROLLERS: Final = (
     ApprovalRoutes,
     LedgerRoutes,
     KeyRoutes,
+    PrincipalRoutes,
     AdminRoutes,
 )
 

@@ -31,7 +31,7 @@ from rota.placement.registry import WorkerRegistry
 from rota.placement.route_store import RouteStore
 from rota.queue import Queue
 from rota.runtime import Replica, build_resubmitter
-from rota.server.access import ApiKeyStore, KeyCheck
+from rota.server.access import ApiKeyStore, KeyCheck, PrincipalStore
 from rota.server.http.open_streams import StreamRegistry
 from rota.workflow.run_commands import RunCommands as Workflows
 from rota.workflow.run_history import RunHistoryEntry
@@ -59,6 +59,7 @@ class HttpDependencies(msgspec.Struct, frozen=True, kw_only=True):
     routing: RouteStore
     registry: WorkerRegistry
     keys: ApiKeyStore
+    principals: PrincipalStore
     until_stopping: Callable[[], Awaitable[None]]
     """For long responses: they end when the server stops."""
     teller: EventPublisher
@@ -100,6 +101,7 @@ class HttpDependencies(msgspec.Struct, frozen=True, kw_only=True):
             routing=engine.routing,
             registry=engine.registry,
             keys=ApiKeyStore(database, check.invalidate),
+            principals=PrincipalStore(database, check.invalidate),
             until_stopping=replica.supervisor.until_stopping,
             teller=engine.event_publisher,
             feed=engine.event_stream,

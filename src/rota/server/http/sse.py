@@ -23,8 +23,8 @@ from litestar.response.base import ASGIResponse
 
 from rota.infra.service.listener import Receive, Scope, Send
 from rota.infra.service.serving import ABORT_EXTENSION
-from rota.model.api_key_format import key_from_headers
 from rota.model.errors import RotaError
+from rota.model.identity.api_key_format import key_from_headers
 from rota.server.http.codec import ApiRequest
 from rota.server.http.open_streams import OpenStream, StreamRegistry
 

@@ -72,7 +72,7 @@ class ForkedProcess:
             reader.close()
         if not self.started.done():
             self.started.set_exception(failed or OSError("its fork server was killed"))
-            self.started.exception()  # nobody waits for it if the worker is ending
+            self.started.exception()  # it is not awaited if the worker is ending
         self.ended.set()
 
 

@@ -12,6 +12,7 @@ from rota.infra.failpoints import LostReply
 from rota.infra.lease import Leases
 from rota.infra.postgres import Database, PostgresTarget
 from rota.model.approvals import Voter
+from rota.model.identity.principals import Principal
 from tests.support.jobs import NO_EVENTS, completions, task
 from tests.support.kernels import Table
 from tests.support.queue import sql
@@ -22,7 +23,7 @@ DUE = sql("UPDATE rota.approval SET ts_expires = clock_timestamp() - interval '1
 
 
 def person(name, *, is_operator=True):
-    return Voter(name, f"key:{name}:1", is_operator)
+    return Voter(Principal(name), f"key:{name}:1", is_operator)
 
 
 ANN, BOB, EVE = person("ann"), person("bob"), person("eve")

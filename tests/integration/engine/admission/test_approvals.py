@@ -77,6 +77,24 @@ async def test_submitter_cannot_vote_on_own_job(replica, named):
     assert (await replica.approve(job, BOB)).approval.state == "granted"
 
 
+@pytest.mark.parametrize("claimed", ["cli:ann", "bus:ann", "sql:unknown"])
+async def test_job_that_no_key_submitted_can_only_be_rejected(replica, claimed):
+    [job] = await replica.submit("approval", principal=claimed)
+    for who in (ANN, BOB):
+        with pytest.raises(SelfApprovalDenied, match=f"{claimed} submitted this without a key"):
+            await replica.approve(job, who)
+    assert (await replica.of(job)).votes == ()
+    assert (await replica.reject(job, ANN)).approval.state == "rejected"
+
+
+async def test_user_of_the_operating_system_cannot_vote(replica):
+    [job] = await replica.submit("approval", principal="sam")
+    for call in (replica.approve, replica.reject):
+        with pytest.raises(Forbidden, match="cli:ann is not a principal"):
+            await call(job, person("cli:ann"))
+    assert (await replica.of(job)).state == "pending"
+
+
 async def test_quorum_of_two_requires_two_distinct_voters(replica):
     [job] = await replica.submit("two")
     assert (await replica.approve(job, ANN)).approval.state == "pending"

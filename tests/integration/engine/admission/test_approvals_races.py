@@ -7,8 +7,10 @@ import pytest
 
 from rota.engine.completion.canceller import request_cancellation
 from rota.infra import failpoints
-from rota.model.errors import ApprovalNotActionable, ApprovalResolved
+from rota.model.errors import ApprovalNotActionable, ApprovalResolved, PrincipalDisabled
+from rota.model.identity.principals import PrincipalKind
 from rota.queue import DeadLetterFilter, Queue
+from rota.server.access import PrincipalStore
 from tests.integration.engine.admission import approvals_client
 from tests.integration.engine.admission.approvals_support import ANN, BOB, DUE, STATES, Desk
 from tests.support.jobs import a_show, task
@@ -81,6 +83,31 @@ async def test_approve_during_cancel_is_refused(replica, database):
         await until(lambda: database.value(BLOCKED), what="the approval to wait")
     with pytest.raises(ApprovalNotActionable):
         await approving
+
+
+async def test_vote_during_disabling_of_the_voter_is_refused(replica, database):
+    principals = PrincipalStore(database)
+    await principals.create(ANN.principal.name, PrincipalKind.PERSON, actor="x")
+    [job] = await replica.submit("approval")
+    async with database.transaction() as tx:
+        await tx.run(sql("UPDATE rota.principal SET ts_disabled = now()"))
+        voting = asyncio.create_task(replica.approve(job, ANN))
+        await until(lambda: database.value(BLOCKED), what="the vote waiting for the principal")
+    with pytest.raises(PrincipalDisabled):
+        await voting
+    assert ((await replica.of(job)).votes, (await replica.of(job)).state) == ((), "pending")
+
+
+async def test_disabling_during_a_vote_waits_and_the_vote_counts(replica, database):
+    principals = PrincipalStore(database)
+    await principals.create(ANN.principal.name, PrincipalKind.PERSON, actor="x")
+    [job] = await replica.submit("approval")
+    disabling = principals.disable(ANN.principal.name, actor="x")
+    async with racing(replica, replica.approve(job, ANN), disabling, database) as (voted, disabled):
+        assert (voted.result().approval.state, disabled.result()[1]) == ("granted", True)
+    [other] = await replica.submit("approval")
+    with pytest.raises(PrincipalDisabled):
+        await replica.approve(other, ANN)
 
 
 def make_all_overdue(replica, monkeypatch):

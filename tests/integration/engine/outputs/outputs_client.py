@@ -17,6 +17,7 @@ from rota.engine.outputs.sync_check import SyncOutputChecker
 from rota.infra.blob_store import BlobStore
 from rota.infra.postgres import Database, PostgresTarget
 from rota.infra.telemetry import logs
+from rota.model.identity.principals import Principal
 from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import OutputMatch, OutputRule, OutputRules
@@ -36,13 +37,13 @@ async def scan(database, effect):
 
 async def release(database, token):
     await OutputReview(database, BlobStore(database), Queue(database), completions(database)).release(
-        int(token), OutputReviewer("bob", ("bob",)), "fine"
+        int(token), OutputReviewer("bob", Principal("bob")), "fine"
     )
 
 
 async def redact(database, token):
     await OutputReview(database, BlobStore(database), Queue(database), completions(database)).redact(
-        int(token), OutputReviewer("bob", ("bob",)), "fine"
+        int(token), OutputReviewer("bob", Principal("bob")), "fine"
     )
 
 

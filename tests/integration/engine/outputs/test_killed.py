@@ -7,6 +7,7 @@ import pytest
 
 from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.infra.failpoints import CRASH_EXIT_STATUS
+from rota.model.identity.principals import Principal
 from rota.model.policy.outputs import OutputEffect
 from rota.policy.output.rules import OutputMatch, OutputRule
 from tests.support.jobs import completions
@@ -104,7 +105,7 @@ async def test_crash_during_a_release_leaves_the_output_quarantined(
     [line] = await review.page()
     assert await run_client(cluster, spawn, database_url, act, str(line.id), CRASH_AT=failpoint) == CRASH_EXIT_STATUS
     assert (await cluster.done(job))["state"] == "OUTPUT_QUARANTINED"
-    assert (await getattr(review, act)(line.id, OutputReviewer("bob", ("bob",)), "fine")).changed
+    assert (await getattr(review, act)(line.id, OutputReviewer("bob", Principal("bob")), "fine")).changed
     assert (await cluster.done(job))["state"] == "SUCCEEDED"
     [row] = await cluster.database.rows(FRAMES)
     assert row["output"] == output
@@ -118,7 +119,7 @@ async def test_concurrent_releases_release_once(cluster):
     review = OutputReview(
         cluster.database, cluster.replica.engine.store, cluster.replica.queue, completions(cluster.database)
     )
-    both = [review.release(row["token"], OutputReviewer(name, (name,)), "fine") for name in ("ann", "bob")]
+    both = [review.release(row["token"], OutputReviewer(name, Principal(name)), "fine") for name in ("ann", "bob")]
     assert sorted(result.changed for result in await asyncio.gather(*both)) == [False, True]
     acts = [entry["action"] for entry in await cluster.database.rows(AUDITED)]
     assert acts == ["output.quarantine", "output.release"]

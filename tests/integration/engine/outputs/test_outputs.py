@@ -11,6 +11,7 @@ from rota.engine.outputs.async_scanner import CLAIM
 from rota.engine.outputs.review import OutputReview, OutputReviewer
 from rota.infra.blob_store import store as blob_store
 from rota.model.errors import Forbidden, InvalidInput, NotFound, PostgresBusy, Unavailable
+from rota.model.identity.principals import Principal
 from rota.model.policy.outputs import OutputEffect, OutputScanMode
 from rota.model.protocol import Artifact
 from rota.model.workflows.spec import StepSpec, WorkflowSpec
@@ -32,7 +33,7 @@ OLD = sql("UPDATE rota.scan SET ts_due = now(), ts_ended = ts_ended - interval '
 CARRY = sql("SELECT rota.frame_ends_carry((now() AT TIME ZONE 'UTC')::date, 100)")
 BLOCKED = sql("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 BLOBS = sql("SELECT data FROM rota.blob")
-ANN = OutputReviewer("key:ann", ("ann",))
+ANN = OutputReviewer("key:ann", Principal("ann"))
 
 
 def rule(effect, name="r", **match):
@@ -163,7 +164,7 @@ async def test_scan_redacts_and_keeps_the_original_for_release(cluster):
     )
     [line] = await review_page(cluster)
     assert (line.state, line.rule) == ("redacted", "redacts")
-    assert msgspec.msgpack.decode(await review(cluster).content(line.id, ANN)) == given
+    assert msgspec.msgpack.decode(await review(cluster).content(line.id, ANN.audited)) == given
     assert (await review(cluster).release(line.id, ANN, "It is a test.")).changed
     outcome = (
         await cluster.replica.engine.store.get((await values(cluster, job))[0][1]),
@@ -478,7 +479,8 @@ async def test_reviewer_can_redact_a_quarantined_output(cluster):
     assert (await review(cluster).redact(line.id, ANN, "Only the key.")).changed
     assert (await cluster.done(job))["state"] == "SUCCEEDED"
     assert msgspec.msgpack.decode((await values(cluster, job))[0][0]) == {"note": "see [REDACTED]", "n": 1}
-    assert msgspec.msgpack.decode(await review(cluster).content(line.id, ANN)) == {"note": f"see {SECRET}", "n": 1}
+    original = await review(cluster).content(line.id, ANN.audited)
+    assert msgspec.msgpack.decode(original) == {"note": f"see {SECRET}", "n": 1}
 
 
 async def test_release_racing_a_redaction_releases_the_original(cluster):
@@ -511,6 +513,17 @@ async def test_submitter_cannot_review_own_output(cluster):
             with pytest.raises(Forbidden, match="may not decide"):
                 await act(line.id, ANN, "It is fine.")
         assert (await cluster.done(job))["state"] == "OUTPUT_QUARANTINED"
+
+
+@pytest.mark.parametrize(("principal", "reviewer"), [("cli:ann", "bob"), ("bus:ann", "ann"), ("ann", "cli:ann")])
+async def test_output_is_not_reviewed_unless_submitter_and_reviewer_are_principals(cluster, principal, reviewer):
+    job = await cluster.submit("echo", SECRET, principal=principal)
+    await cluster.state(job, "OUTPUT_QUARANTINED")
+    [line] = await review_page(cluster, job=job)
+    for act in (review(cluster).release, review(cluster).redact):
+        with pytest.raises(Forbidden, match=r"without a key|is not a principal"):
+            await act(line.id, OutputReviewer("x", Principal(reviewer)), "It is fine.")
+    assert (await cluster.done(job))["state"] == "OUTPUT_QUARANTINED"
 
 
 async def test_review_of_an_unknown_output_is_not_found(cluster):

@@ -7,10 +7,13 @@ from typing import get_args
 
 import pytest
 
+from rota.model.access import Role
 from rota.model.policy.outputs import OutputMeta, OutputScanMode
 from rota.policy.loader import parse
 from rota.policy.output.evaluate import CompiledOutputPolicy
 from rota.policy.output.rules import Detector, OutputMatch, OutputRules, ScannerName
+from rota.server import services
+from tests.support.api import Api
 from tests.support.commands import Terminal
 from tests.support.outputs import SECRET, OutputPolicyFarm
 from tests.support.queue import sql
@@ -48,7 +51,8 @@ TOKEN = sql("SELECT token FROM rota.output")
 
 @pytest.fixture
 async def cluster(database_url, redis_url, nats_url, bus_prefix):
-    async with OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules) as cluster:
+    farm = OutputPolicyFarm(database_url, redis_url, nats_url, bus_prefix, rules=policy().rules, faces=services)
+    async with farm as cluster:
         await cluster.show()
         await cluster.worker()
         yield cluster
@@ -64,6 +68,8 @@ def normalized(text):
 
 async def test_page_commands_print_the_documented_output(cluster, monkeypatch, capsys, database_url):
     monkeypatch.setenv("ROTA_POSTGRES_URL", database_url)
+    monkeypatch.setenv("ROTA_API_URL", cluster.replica.listen_url)
+    monkeypatch.setenv("ROTA_API_KEY", await Api(cluster).key(Role.OPERATOR))
     terminal = Terminal(monkeypatch, capsys)
     job = await cluster.submit("echo", {"note": f"see {SECRET}"})
     await cluster.state(job, "OUTPUT_QUARANTINED")

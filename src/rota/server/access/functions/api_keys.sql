@@ -10,10 +10,15 @@ $$;
 COMMENT ON FUNCTION rota.api_grants IS 'Grants of a key, as JSON, with the current names of shows.';
 
 CREATE OR REPLACE FUNCTION rota.api_key_state(key rota.api_key) RETURNS text LANGUAGE sql VOLATILE AS $$
-  SELECT CASE WHEN key.ts_revoked IS NOT NULL THEN 'revoked'
+  SELECT CASE WHEN key.ts_revoked IS NOT NULL
+                OR EXISTS (SELECT FROM rota.principal p WHERE p.id = key.principal_id AND p.ts_disabled IS NOT NULL)
+              THEN 'revoked'
               WHEN key.ts_expires <= clock_timestamp() THEN 'expired'
               ELSE 'active' END
 $$;
+
+COMMENT ON FUNCTION rota.api_key_state IS
+  'Servers that know no principals refuse the keys of a disabled one as revoked.';
 
 -- Invalidate the key caches of all processes. Updates of ts_last_used do not notify.
 CREATE OR REPLACE FUNCTION rota.api_keys_changed() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -10,8 +10,8 @@ import structlog
 
 from rota.infra.service import Lifecycle
 from rota.infra.service.listener import App, HttpListener, Receive, Scope, Send
-from rota.model.api_key_format import key_from_headers
 from rota.model.errors import RotaError, SetupFailed
+from rota.model.identity.api_key_format import key_from_headers
 from rota.server.access import ApiKeyStore, KeyCheck
 from rota.server.http import problem_details
 from rota.server.http.middleware.encoded_slashes import keep_encoded_slashes

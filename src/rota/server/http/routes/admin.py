@@ -1,4 +1,4 @@
-"""Administration: the accounting ledger, API keys, the audit log and the settings."""
+"""Administration: the accounting ledger, principals and their API keys, the audit log and the settings."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from rota.api.admin import (
     KeyView,
     LedgerLineView,
     LedgerView,
+    PrincipalSpec,
+    PrincipalView,
     ResourceAmount,
     SettingView,
 )
 from rota.api.pages import Page
 from rota.infra import audit
 from rota.infra.audit import AuditEntry, AuditRecord
-from rota.model.access import Actor, Grant, GrantSpec, Role, require_grant_role
+from rota.model.access import Actor, Grant, GrantSpec, Role, require_grant_role, require_key_owner
 from rota.model.errors import NotFound
 from rota.model.quota import Usage
 from rota.model.settings.leaves import leaves
 from rota.model.settings.listing import masked_value
-from rota.server.access import ApiKey
+from rota.server.access import ApiKey, NewPrincipal
 from rota.server.http.codec import ApiRequest
 from rota.server.http.pagination import LIMIT_DEFAULT, Limit, paginate
 from rota.server.http.permissions import Deps, requires
 from rota.server.http.routes.shows import ShowPath
 
 KeyPath = Annotated[str, PathParameter(max_length=64, description="The id of a key.")]
+PrincipalPath = Annotated[str, PathParameter(max_length=64, description="The name of a principal.")]
 AuditFilterQuery = Annotated[str | None, QueryParameter(max_length=200)]
 
 
@@ -69,9 +72,16 @@ class KeyRoutes(Controller):
 
     @post(opt=requires(Role.ADMIN, "somewhere"))
     async def create_key(self, request: ApiRequest, deps: Deps, data: JSONBody[KeySpec]) -> CreatedKey:
-        """Create a key; its text is in this response only."""
-        require_grant_role(request.user, [grant.show for grant in data.grants])
-        issued = await deps.keys.create(data.name, data.grants, actor=request.user.audited, expires_s=data.expires_s)
+        """Create a key; its text is in this response only. It belongs to a new principal or, if the body names one, to
+        that of the calling key; an admin of every show can name any."""
+        actor = request.user
+        require_grant_role(actor, [grant.show for grant in data.grants])
+        if data.principal:
+            require_key_owner(actor, data.principal)
+        owner = data.principal or NewPrincipal(data.kind, is_global=actor.has_role(Role.ADMIN))
+        issued = await deps.keys.create(
+            data.name, data.grants, actor=actor.audited, expires_s=data.expires_s, owner=owner
+        )
         return CreatedKey(_key_view(issued.key), issued.plain.text)
 
     @delete("/{key:str}", opt=requires(Role.ADMIN, "somewhere"), status_code=200)
@@ -86,14 +96,35 @@ class KeyRoutes(Controller):
         )
 
 
+class PrincipalRoutes(Controller):
+    path = "/principals"
+    tags = ("principals",)
+
+    @get(opt=requires(Role.ADMIN, "everywhere"))
+    async def find_principals(self, deps: Deps) -> Page[PrincipalView]:
+        """List principals by name, disabled ones too."""
+        return Page([*await deps.principals.list()])
+
+    @post(opt=requires(Role.ADMIN, "everywhere"))
+    async def create_principal(self, request: ApiRequest, deps: Deps, data: JSONBody[PrincipalSpec]) -> PrincipalView:
+        """Create a principal without keys. Its name can neither be changed nor given to another."""
+        return await deps.principals.create(data.name, data.kind, actor=request.user.audited)
+
+    @post("/{name:str}/disable", opt=requires(Role.ADMIN, "everywhere"), status_code=200)
+    async def disable_principal(self, request: ApiRequest, deps: Deps, name: PrincipalPath) -> PrincipalView:
+        """Disable a principal for good; every server refuses all its keys within a second."""
+        disabled, _ = await deps.principals.disable(name, actor=request.user.audited)
+        return disabled
+
+
 class AdminRoutes(Controller):
     tags = ("admin",)
 
     @get("/me", opt=requires(Role.VIEWER, "somewhere"))
     async def get_me(self, request: ApiRequest) -> CallerView:
-        """Show the calling key and its grants."""
-        actor = request.user
-        return CallerView(key=actor.key, name=actor.name, grants=[_grant_spec(grant) for grant in actor.grants])
+        """Show the calling key, its principal and its grants."""
+        actor, grants = request.user, [_grant_spec(grant) for grant in request.user.grants]
+        return CallerView(key=actor.key, name=actor.name, principal=actor.principal.name, grants=grants)
 
     @get("/audit", opt=requires(Role.ADMIN, "everywhere"))
     async def read_audit(
@@ -156,6 +187,7 @@ def _key_view(key: ApiKey) -> KeyView:
     return KeyView(
         id=key.id,
         name=key.name,
+        principal=key.principal,
         state=key.state,
         grants=[_grant_spec(grant) for grant in key.grants],
         created_at=key.created_at,

@@ -1,7 +1,7 @@
 """Approvals: pending approvals, their exact subjects, and votes.
 
-Viewers of the show can read them. The approval itself decides who may vote: the keys it names, or every operator of the
-show; never the submitter.
+Viewers of the show can read them. The approval itself decides who may vote: the principals it names, or every operator
+of the show; never the submitter.
 """
 
 from __future__ import annotations
@@ -101,4 +101,4 @@ async def _visible_approval(actor: Actor, deps: HttpDependencies, name: str) -> 
 
 
 def _voter(actor: Actor, approval: Approval) -> Voter:
-    return Voter(actor.name, actor.audited, actor.has_role(Role.OPERATOR, approval.show_id))
+    return Voter(actor.principal, actor.audited, actor.has_role(Role.OPERATOR, approval.show_id))

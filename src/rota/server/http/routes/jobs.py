@@ -152,7 +152,9 @@ class JobRoutes(Controller):
         """Run the failed frames of a job, or all of them, as a new job."""
         found = await visible_job(request.user, deps, job, Role.SUBMITTER)
         async with deps.database.transaction() as tx:
-            retried = await deps.reopener.retry_job(found.id, every_frame=every_frame, by=request.user.name, on=tx)
+            retried = await deps.reopener.retry_job(
+                found.id, every_frame=every_frame, by=request.user.principal.name, on=tx
+            )
             detail = {"job": str(retried.job), "frames": retried.frames}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.retry", f"job:{found.id}", detail)])
         deps.teller.emit_job_retried(found.id, found.show, retried.job)
@@ -165,7 +167,9 @@ class JobRoutes(Controller):
         """Submit a denied job again as the policy suggests: a new job with a safer topic, capability or labels."""
         found = await visible_job(request.user, deps, job, Role.SUBMITTER)
         async with deps.database.transaction() as tx:
-            remediated = await deps.reopener.remediate(found.id, data.remediation, by=request.user.name, on=tx)
+            remediated = await deps.reopener.remediate(
+                found.id, data.remediation, by=request.user.principal.name, on=tx
+            )
             detail = {"job": str(remediated.job), "remediation": data.remediation}
             await audit.append(tx, [AuditEntry(request.user.audited, "job.remediate", f"job:{found.id}", detail)])
         deps.teller.emit_job_retried(found.id, found.show, remediated.job)
@@ -228,12 +232,13 @@ def _continue_trace(parent: str | None) -> None:
 
 
 def _with_principal(submission: Submission, actor: Actor) -> Submission:
-    """Set the principal to the key's name; a key cannot submit for another principal."""
+    """Set the principal to that of the key; a key cannot submit for another one."""
+    own = actor.principal.name
     compensation_principal = submission.compensation.principal if submission.compensation is not None else ""
     for principal in (submission.principal, compensation_principal):
-        if principal and principal != actor.name:
-            raise Forbidden(f"The key {actor.name} cannot submit as principal {principal[:64]!r}: leave principal out.")
-    return msgspec.structs.replace(submission, principal=actor.name)
+        if principal and principal != own:
+            raise Forbidden(f"The principal {own} cannot submit as {principal[:64]!r}: leave principal out.")
+    return msgspec.structs.replace(submission, principal=own)
 
 
 def _with_idempotency_key(submission: Submission, key: str | None) -> Submission:

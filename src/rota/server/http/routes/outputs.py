@@ -55,7 +55,7 @@ class OutputReviewRoutes(Controller):
     ) -> Stream:
         """Read the original output, for the reviewer. The audit log records the access."""
         await _visible_output(request.user, deps, output, Role.OPERATOR)
-        content = await deps.outputs.locate_content(output, _decider(request.user), part)
+        content = await deps.outputs.locate_content(output, request.user.audited, part)
         return stream_bytes(content) if isinstance(content, bytes) else await stream_blob(request, deps.store, content)
 
     @post("/{output:int}/release", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
@@ -85,4 +85,4 @@ async def _visible_output(actor: Actor, deps: HttpDependencies, output: int, rol
 
 
 def _decider(actor: Actor) -> OutputReviewer:
-    return OutputReviewer(actor.audited, (actor.name,))
+    return OutputReviewer(actor.audited, actor.principal)

@@ -90,7 +90,7 @@ class DeadLetterRoutes(Controller):
         """Run the selected frames and jobs again as new jobs; at most ten thousand per call."""
         selection = await _dead_letter_filter(request.user, deps, data)
         async with deps.database.transaction() as tx:
-            retried = await deps.reopener.retry_dead_letters(selection, by=request.user.name, on=tx)
+            retried = await deps.reopener.retry_dead_letters(selection, by=request.user.principal.name, on=tx)
             jobs = [str(one.job) for one in retried.jobs]
             await audit.append(tx, [_audit_entry(request.user, "dlq.retry", retried.gone, jobs)])
         return DeadLetterActionResult(retried.gone, retried.jobs)

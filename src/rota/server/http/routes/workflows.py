@@ -80,7 +80,7 @@ class WorkflowRoutes(Controller):
         self, request: ApiRequest, deps: Deps, show: ShowPath, workflow: NamePath, data: JSONBody[RunSpec]
     ) -> RunStartResult:
         """Start a run and submit its first steps."""
-        actor = request.user.name
+        actor = request.user.principal.name
         return await deps.workflows.start(show, workflow, data.input, actor=actor, version=data.version, key=data.key)
 
     @post("/{show:str}/{workflow:str}/dry-run", opt=requires(Role.VIEWER, "show"), status_code=200)
@@ -91,7 +91,7 @@ class WorkflowRoutes(Controller):
         their jobs; starts nothing."""
         definition = await deps.workflows.definitions.find(show, workflow, data.version)
         preview = policy_preview(deps.settings, deps.kernel, asks=deps.kernel is not None)
-        return await dry_run(definition.flow, data.input, preview, actor=request.user.name, show=show)
+        return await dry_run(definition.flow, data.input, preview, actor=request.user.principal.name, show=show)
 
 
 class RunRoutes(Controller):
@@ -186,7 +186,7 @@ class RunRoutes(Controller):
     ) -> RunStartResult:
         """Start a new run from a step of an ended run, reusing the results of earlier steps."""
         found = await _visible_run(request.user, deps, run, Role.SUBMITTER)
-        return await deps.workflows.rerun(found.id, data.step, request.user.audited, request.user.name)
+        return await deps.workflows.rerun(found.id, data.step, request.user.audited, request.user.principal.name)
 
     @post("/{run:str}/rollback", opt=requires(Role.OPERATOR, "somewhere"), status_code=200)
     async def roll_back_run(self, request: ApiRequest, deps: Deps, run: RunPath) -> RollbackResult:

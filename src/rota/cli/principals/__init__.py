@@ -1,0 +1,1 @@
+"""`rota principals`: the people and services that API keys belong to."""
