@@ -21,7 +21,7 @@ PARTS = ("shows", "topics", "capabilities", "actor_ids", "risk_tags")
 
 
 @st.composite
-def rules(draw, effects=EFFECTS):
+def rules(draw, effects=EFFECTS, name=""):
     names = draw(
         st.dictionaries(st.sampled_from(PARTS), st.lists(GLOBS, min_size=1, max_size=3).map(GlobSet), max_size=2)
     )
@@ -29,7 +29,7 @@ def rules(draw, effects=EFFECTS):
     chosen = draw(effects)
     counted = chosen not in (PolicyEffect.ALLOW, PolicyEffect.ALLOW_WITH_CONSTRAINTS) and draw(st.booleans())
     return PolicyRule(
-        id=f"r{draw(st.integers(0, 10**12))}",
+        id=name or f"r{draw(st.integers(0, 10**12))}",
         line=1,
         says=chosen,
         match=JobMatch(names, labels, draw(st.sampled_from([(), ("a",)]))),
@@ -79,7 +79,7 @@ def test_matching_denial_denies(ordered, default, job):
         assert possible_effects(policy(ordered, default).evaluate(job)) == {PolicyEffect.DENY}
 
 
-@given(RULES, DEFAULTS, JOBS, rules(st.just(PolicyEffect.DENY)), st.integers(0, 6))
+@given(RULES, DEFAULTS, JOBS, rules(st.just(PolicyEffect.DENY), "added"), st.integers(0, 6))
 def test_added_denial_never_allows_more(ordered, default, job, denial, at):
     before = policy(ordered, default).evaluate(job)
     after = policy([*ordered[:at], denial, *ordered[at:]], default).evaluate(job)

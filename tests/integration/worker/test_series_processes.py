@@ -400,8 +400,9 @@ async def test_killed_process_fails_the_frame_that_it_ran_if_results_before_it_w
     assert await ends_of(server, tokens) == [0, 1, KILLED, 3]
 
 
-@pytest.mark.usefixtures("reads_late")
-async def test_process_that_exits_between_frames_fails_none(server, start, gated):
+async def test_process_that_exits_between_frames_fails_none(server, start, gated, monkeypatch):
+    # Later than usual, but once: a new process that waits for its next frame does not tell when it runs dry.
+    monkeypatch.setattr(task_process, "READ_INTERVAL_S", 0.3)
     await start(processes=1)
     tokens = await gated.send(("exits_after_its_result",), ("sync_add", 1), ("sync_add", 2))
     await gated.open()

@@ -9,7 +9,7 @@ from rota.model.errors import Unauthenticated
 from rota.model.identity.api_key_format import ENTROPY_BYTES, new_key
 from rota.server.access import ApiKeyStore, KeyCheck, PrincipalStore
 
-FIRST = 34
+FIRST = 33
 """The migration that adds principals."""
 ADD = """
 INSERT INTO rota.api_key (id, digest, name, ts_created, ts_revoked)
